@@ -1,1 +1,1 @@
-"""Frameworks around training scripts, and the script the demo runs. Like `recording`, it may import torch."""
+"""Adapters for training frameworks and pytest, exports, and the demo's script. Like `recording`, may import torch."""

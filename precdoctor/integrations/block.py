@@ -12,14 +12,14 @@ from precdoctor.recording.session import Recording, record
 
 
 class Block:
-    """What both callbacks are made of: :func:`precdoctor.record`, begun and ended by the trainer.
+    """The common part of both callbacks: :func:`precdoctor.record`, begun and ended by the trainer.
 
-    Under ``precdoctor record`` the process is recorded as a whole already, and both calls do nothing.
+    Under ``precdoctor record`` the whole process is recorded already, and both calls do nothing.
 
     Args:
-        run: the run directory to make; by default a new one under ``precdoctor-runs`` for each training.
+        run: the run directory to create; by default a new one under ``precdoctor-runs`` for each training.
+        options: as for :func:`precdoctor.record`, such as ``every`` or ``include``.
         force: replace an existing run directory.
-        options: as :func:`precdoctor.record` takes them, such as ``every`` or ``include``.
 
     Attributes:
         path: directory of the newest recording; None before the first.
@@ -33,10 +33,10 @@ class Block:
         self._open: AbstractContextManager[Recording] | None = None
 
     def begin(self, first_step: int) -> None:
-        """Begin recording; a training that did not come to its end hook is ended first.
+        """Begin recording; first end the recording of a training that never reached its end hook.
 
         Args:
-            first_step: steps the trainer has done already, for one that resumes.
+            first_step: number of steps the trainer has already done, if it resumes.
 
         Raises:
             UsageError, RunExistsError: as :func:`precdoctor.record`.

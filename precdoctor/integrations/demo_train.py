@@ -1,6 +1,6 @@
-"""What `precdoctor demo` records: a small GPT in FP16 that learns for a while, then prints `loss nan`.
+"""The script that `precdoctor demo` records: a small GPT in FP16 that learns for a while, then prints `loss nan`.
 
-It is an ordinary training script and knows nothing of precdoctor. Its faults are common ones: attention scores are not
+It is an ordinary training script and does not use precdoctor. Its faults are common ones: attention scores are not
 divided by sqrt(head size), and the learning rate's warm-up has no end.
 """
 
@@ -68,7 +68,7 @@ class GPT(nn.Module):
 
 
 def batch(generator: torch.Generator, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Counting sequences with a random start and stride: something a small model can learn."""
+    """Return counting sequences with a random start and stride, which a small model can learn."""
     start = torch.randint(0, 64, (8, 1), generator=generator)
     stride = torch.randint(1, 8, (8, 1), generator=generator)
     tokens = ((start + stride * torch.arange(17)) % 64).to(device)

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class PrecdoctorCallback(Callback):
-    """Records from the first to the last training step of a fit, whatever ends it; sanity checks come before.
+    """Records from the first to the last training step of a fit, however it ends; sanity checks are left out.
 
     Args:
-        run: the run directory to make; by default a new one under ``precdoctor-runs`` for each fit.
+        run: the run directory to create; by default a new one under ``precdoctor-runs`` for each fit.
         force: replace an existing run directory.
-        options: as :func:`precdoctor.record` takes them, such as ``every`` or ``include``.
+        options: as for :func:`precdoctor.record`, such as ``every`` or ``include``.
     """
 
     def __init__(self, run: str | os.PathLike[str] | None = None, *, force: bool = False, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""The pytest plugin: a ``precdoctor`` fixture that records a block of a test and judges it as ``precdoctor gate`` does.
+"""The pytest plugin: a ``precdoctor`` fixture that records a block of a test and applies ``precdoctor gate`` to it.
 
     def test_smoke_training(precdoctor):
         with precdoctor.record():
@@ -6,7 +6,7 @@
         precdoctor.check(baseline="numerics.toml")     # beside the test file
 
 ``pytest --precdoctor-write-baseline`` writes the baselines instead of comparing with them. Nothing heavy is imported
-before a test asks for the fixture.
+before a test requests the fixture.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WRITTEN = pytest.StashKey[list[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The plugin's flag."""
+    """Add the plugin's flag."""
     parser.getgroup("precdoctor").addoption(
         "--precdoctor-write-baseline",
         action="store_true",
@@ -38,12 +38,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A place for the files written in this session."""
+    """Create the list of baseline files written in this session."""
     config.stash[_WRITTEN] = []
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Name the baselines that were written: they are to be reviewed and committed."""
+    """Print the names of the baselines that were written: they should be reviewed and committed."""
     for file in config.stash.get(_WRITTEN, []):
         terminalreporter.write_line(f"precdoctor wrote {file}")
 
@@ -55,10 +55,10 @@ def precdoctor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 class Checker:
-    """What the ``precdoctor`` fixture gives a test.
+    """The value of the ``precdoctor`` fixture.
 
     Attributes:
-        recordings: the blocks recorded so far; :meth:`check` judges all of them.
+        recordings: the blocks recorded so far; :meth:`check` evaluates all of them.
     """
 
     def __init__(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -69,10 +69,10 @@ class Checker:
 
     @contextlib.contextmanager
     def record(self, **options: Any) -> Iterator[Recording]:
-        """Record the training inside the block, every step in full unless ``every`` says otherwise.
+        """Record the training inside the block, every step in full unless ``every`` is given.
 
         Args:
-            options: as :func:`precdoctor.record` takes them.
+            options: as for :func:`precdoctor.record`.
         """
         from precdoctor.recording.session import record
 
@@ -83,7 +83,7 @@ class Checker:
 
     @property
     def findings(self) -> Sequence[Finding]:
-        """What the rules find in the last recorded block, for assertions of your own."""
+        """The findings of the last recorded block, for the test's own assertions."""
         from precdoctor.diagnosis import diagnose
 
         if not self.recordings:
@@ -105,12 +105,12 @@ class Checker:
         """Fail the test, with the gate's report, unless the recorded blocks pass the gate.
 
         Args:
-            baseline: file to hold them against, relative to the test file; None: the rules alone.
+            baseline: file to compare with, relative to the test file; None: the rules alone.
             fail_on, aggregate, fail_if, allow, select, ignore: as the flags of ``precdoctor gate``.
             options: thresholds, such as ``{"PD804": {"relative": 0.1}}``.
 
         Returns:
-            The report, when it passed.
+            The report, if the gate passed.
         """
         if not self.recordings:
             pytest.fail(_NOTHING, pytrace=False)
@@ -118,7 +118,7 @@ class Checker:
         writing = bool(self._config.getoption("--precdoctor-write-baseline"))
         if file is not None and not writing and not file.is_file():
             pytest.fail(f"no baseline {file}; pytest --precdoctor-write-baseline makes it", pytrace=False)
-        report = _judged(
+        report = _gate(
             [recording.path for recording in self.recordings],
             baseline=None if writing else file,
             limits=fail_if,
@@ -130,7 +130,7 @@ class Checker:
             options=options or {},
         )
         if not report.passed:
-            pytest.fail(_told(report), pytrace=False)
+            pytest.fail(_report_text(report), pytrace=False)
         if file is not None and writing:
             self._write(file)
         return report
@@ -146,9 +146,10 @@ class Checker:
 _NOTHING = "nothing was recorded: put the training into `with precdoctor.record():` before the check"
 
 
-def _judged(
+def _gate(
     paths: Sequence[Path], *, baseline: Path | None, limits: Sequence[str], allow: Path | None, **options: Any
 ) -> GateReport:
+    """Run the gate on these runs."""
     from precdoctor.comparison.allowances import read_allowances
     from precdoctor.comparison.baseline_file import read_baseline
     from precdoctor.comparison.fail_if import parse_limit
@@ -166,7 +167,8 @@ def _judged(
     )
 
 
-def _told(report: GateReport) -> str:
+def _report_text(report: GateReport) -> str:
+    """Return the gate's report as text."""
     from precdoctor.reporting.outputs import WRITERS, Report
 
     stream = io.StringIO()

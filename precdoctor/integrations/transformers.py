@@ -12,15 +12,15 @@ from precdoctor.integrations.block import Block
 
 
 class PrecdoctorCallback(TrainerCallback):
-    """Records from the first to the last training step; steps go on counting where a resumed training does.
+    """Records from the first to the last training step; a resumed training continues its step numbers.
 
     The Trainer has no hook for a training that fails: its log is closed at the end of the process, or when the next
     training begins.
 
     Args:
-        run: the run directory to make; by default a new one under ``precdoctor-runs`` for each training.
+        run: the run directory to create; by default a new one under ``precdoctor-runs`` for each training.
         force: replace an existing run directory.
-        options: as :func:`precdoctor.record` takes them, such as ``every`` or ``include``.
+        options: as for :func:`precdoctor.record`, such as ``every`` or ``include``.
     """
 
     def __init__(self, run: str | os.PathLike[str] | None = None, *, force: bool = False, **options: Any) -> None:

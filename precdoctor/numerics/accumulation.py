@@ -1,9 +1,9 @@
-"""What a narrow accumulator inside a matrix unit does to a long dot product.
+"""Error of a long dot product in the narrow accumulator of a matrix unit, by simulation.
 
 The model: products of FP8 operands are exact. The unit takes ``group`` of them at a time, aligns them and the running
 sum to the largest exponent among them, and adds what is left of each within ``bits`` significant bits of that largest
 one. Hopper's FP8 units keep about 14 bits of groups of 32 and *truncate*; truncation always errs towards zero, so over
-same-sign products the error grows with K, where round-to-nearest would average out. Promotion adds the running sum to
+same-sign products the error grows with K, while round-to-nearest would average out. Promotion adds the running sum to
 an FP32 register every ``promote`` products and begins again.
 
 Source: DeepSeek-V3 Technical Report, arXiv:2412.19437, section 3.5.2 (14 bits, groups of 32, truncation) and 3.3.2
@@ -22,16 +22,16 @@ from precdoctor.numerics.arrays import Floats
 from precdoctor.numerics.casting_array import cast_array
 from precdoctor.numerics.formats import E4M3FN, FP32
 
-#: Dot products per measurement: their mean error is then good to a few percent of itself.
+#: Number of dot products per measurement: the mean error is then accurate to a few percent.
 SAMPLES = 64
-#: Products per measurement: longer sums are measured on fewer rows, down to 8 ...
+#: Maximum number of products per measurement: longer sums are measured on fewer rows, at least 8 ...
 _BUDGET = 1 << 21
-#: ... and the longest stand for those that are longer still.
+#: ... and longer sums than this are measured at this length.
 LONGEST = 1 << 18
 
 
 class Rounding(enum.Enum):
-    """What becomes of the bits below the last one."""
+    """How the accumulator discards the bits below its last one."""
 
     #: IEEE 754-2019, 4.3.1 roundTiesToEven.
     NEAREST = "nearest"
@@ -45,12 +45,12 @@ class Accumulator:
 
     Attributes:
         bits: significant bits of the running sum and of the aligned products, the leading one included; FP32 has 24.
-        promote: products after which the sum goes to an FP32 register; None: never.
-        group: products that are aligned and added together; 1 is a sequential sum.
-        rounding: what happens to bits below the last one.
+        promote: number of products after which the sum moves to an FP32 register; None: never.
+        group: number of products that are aligned and added together; 1 is a sequential sum.
+        rounding: how bits below the last one are discarded.
 
     Raises:
-        ValueError: a number of bits, a group or a promotion that no accumulator has.
+        ValueError: ``bits``, ``group`` or ``promote`` is out of range.
     """
 
     bits: int = 14
@@ -69,7 +69,7 @@ class Accumulator:
             )
 
 
-#: The sum that results are held against.
+#: The reference accumulator that others are compared with.
 FP32_ACCUMULATOR = Accumulator(bits=24, rounding=Rounding.NEAREST)
 
 
@@ -78,12 +78,12 @@ class Operands(enum.Enum):
 
     #: Normal with mean 0: weights, and activations after a norm.
     ZERO_MEAN = "zero-mean"
-    #: Magnitudes of the same: ReLU outputs, probabilities, squares.
+    #: Absolute values of normal numbers: ReLU outputs, probabilities, squares.
     SAME_SIGN = "same-sign"
 
 
 def accumulate(products: Floats, accumulator: Accumulator) -> Floats:
-    """The sum of each row as the accumulator would have it.
+    """Return the sum of each row as the accumulator would compute it.
 
     Args:
         products: exact, finite, shape ``(rows, K)``.
@@ -107,13 +107,14 @@ def accumulate(products: Floats, accumulator: Accumulator) -> Floats:
 
 
 def _quantum(largest: Floats, bits: int) -> Floats:
-    """The last of ``bits`` significant bits of each magnitude; 1 for zero."""
+    """Return the value of the last of ``bits`` significant bits of each magnitude; 1 for zero."""
     exponent = np.where(largest > 0.0, np.frexp(largest)[1] - 1, bits - 1)
     quantum: Floats = np.ldexp(1.0, exponent - (bits - 1))
     return quantum
 
 
 def _cut(values: Floats, quantum: Floats, rounding: Rounding) -> Floats:
+    """Discard the bits of ``values`` below ``quantum``, a power of two."""
     steps = values / quantum  # a power of two: exact
     cut: Floats = (np.trunc(steps) if rounding is Rounding.TOWARD_ZERO else np.rint(steps)) * quantum
     return cut
@@ -121,16 +122,16 @@ def _cut(values: Floats, quantum: Floats, rounding: Rounding) -> Floats:
 
 @dataclass(frozen=True)
 class AccumulationError:
-    """How far the sums of an accumulator lie from the exact ones.
+    """Errors of an accumulator's sums against the exact ones.
 
     Attributes:
         length: products per sum, K.
-        operands: what was summed.
+        operands: distribution of the operands.
         accumulator: the unit.
         relative: root mean square of the error over that of the exact sums.
-        mean: mean of the errors over the exact sums; same-sign operands only, where no exact sum is near zero.
+        mean: mean of error magnitude over exact sum; None unless all exact sums are positive (same-sign operands).
         bias: mean of (sum - exact) over the root mean square of the exact sums; truncation makes it negative.
-        to_terms: mean of the error over the sum of the magnitudes, the measure that cancellation does not inflate.
+        to_terms: mean of error magnitude over the sum of the products' magnitudes, which cancellation does not inflate.
     """
 
     length: int
@@ -144,9 +145,9 @@ class AccumulationError:
 
 @lru_cache(maxsize=1024)
 def accumulation_error(length: int, operands: Operands, accumulator: Accumulator = Accumulator()) -> AccumulationError:
-    """Measured on up to :data:`SAMPLES` dot products of random E4M3 operands at amax scale; the same every time.
+    """Measure up to :data:`SAMPLES` dot products of random E4M3 operands at amax scale; the same numbers in every call.
 
-    Sums of more than :data:`LONGEST` products are measured at that length: a lower bound, as errors grow with it.
+    Sums of more than :data:`LONGEST` products are measured at that length: a lower bound, because errors grow with it.
 
     Args:
         length: products per sum.
@@ -154,7 +155,7 @@ def accumulation_error(length: int, operands: Operands, accumulator: Accumulator
         accumulator: the unit; default: Hopper's, without promotion.
 
     Raises:
-        ValueError: a sum without products.
+        ValueError: ``length`` is below 1.
     """
     if length < 1:
         raise ValueError(f"a dot product has at least 1 term, not {length!r}")
@@ -175,10 +176,12 @@ def accumulation_error(length: int, operands: Operands, accumulator: Accumulator
 
 
 def _samples(length: int) -> int:
+    """Return the number of dot products of this length to measure."""
     return max(8, min(SAMPLES, _BUDGET // length))
 
 
 def _products(length: int, operands: Operands) -> Floats:
+    """Return the exact products of random E4M3 operands, shape ``(rows, length)``; always the same."""
     rng = np.random.default_rng(0)
     rows = _samples(length)
     factors = []

@@ -1,4 +1,4 @@
-"""Arrays by what they hold, for annotations."""
+"""Type aliases of NumPy arrays, for annotations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One number in one format: its bits, what is left of it, its neighbours, and the smallest update that sticks."""
+"""One number in one format: its bits, its rounding error, its neighbours, and the smallest update that it retains."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from precdoctor.numerics.formats import Format, Kind, NaN
 
 @dataclass(frozen=True)
 class Update:
-    """The smallest change of a stored number, in one direction, that round-to-nearest-even does not round away.
+    """The smallest change of a stored number, in one direction, that survives round-to-nearest-even.
 
     Attributes:
-        size: half the distance to the neighbour in that direction (which at a power of two is not the same in both).
-        inclusive: a change of exactly ``size``, a tie, sticks; false: it takes more, the number's own code being even.
+        size: half the distance to the neighbour in that direction; at a power of two the two directions differ.
+        inclusive: whether a change of exactly ``size``, a tie, survives. If false, only larger ones do: the number's
+            own code is even.
     """
 
     size: float
@@ -24,23 +25,23 @@ class Update:
 
 @dataclass(frozen=True)
 class BitView:
-    """What a format makes of a number under round to nearest, not saturating.
+    """The result of rounding one number to a format, to nearest, not saturating.
 
     Attributes:
         format: name of the format.
         value: the number.
-        stored: what it becomes; None for NaN in a format that has none.
+        stored: the value in the format; None for NaN in a format without NaN.
         code: its code; None likewise.
-        sign: its sign bit, as text; empty where there is none.
-        exponent: its exponent bits, empty for an integer.
+        sign: its sign bit as text; empty in a format without a sign.
+        exponent: its exponent bits; empty for an integer.
         mantissa: its mantissa bits; for an integer all bits but the sign.
         outcome: ``exact``, ``rounded``, ``subnormal`` (and rounded), ``flushed``, ``saturated``, ``overflow`` or
             ``not representable``.
-        relative_error: ``|stored - value| / |value|``; None where either is not finite or the value is zero.
-        below: the next smaller number; None at the end, or where ``stored`` is not finite.
-        above: the next larger one.
-        down: the smallest update downwards that sticks; None at the lower end.
-        up: ... and upwards.
+        relative_error: ``|stored - value| / |value|``; None if either is not finite or the value is zero.
+        below: the next smaller number; None at the lower end of the format, or if ``stored`` is not finite.
+        above: the next larger number; None likewise.
+        down: the smallest update downwards that changes the stored number; None at the lower end.
+        up: the smallest update upwards that changes it; None at the upper end.
     """
 
     format: str
@@ -59,7 +60,7 @@ class BitView:
 
 
 def bit_view(value: float, fmt: Format) -> BitView:
-    """``value`` in ``fmt``; NaN, Inf and either zero are values like any other."""
+    """Return the view of ``value`` in ``fmt``; NaN, Inf and both zeros are accepted."""
     if math.isnan(value) and fmt.nan is NaN.NONE:
         return BitView(fmt.name, value, None, None, "", "", "", "not representable", None, None, None, None, None)
     code = encode(value, fmt)
@@ -86,7 +87,7 @@ def bit_view(value: float, fmt: Format) -> BitView:
 
 
 def neighbours(stored: float, fmt: Format) -> tuple[float | None, float | None]:
-    """The next smaller and the next larger finite number of a format; None beyond its ends. Both zeros count as one.
+    """Return the next smaller and next larger finite number of a format; None beyond its ends. -0 and 0 are one number.
 
     Raises:
         ValueError: ``stored`` is not a finite number of the format.
@@ -95,7 +96,7 @@ def neighbours(stored: float, fmt: Format) -> tuple[float | None, float | None]:
         raise ValueError(f"{stored!r} is not a finite number of {fmt.name}")
     if fmt.kind is Kind.INTEGER:
         return (stored - 1.0 if stored > fmt.min else None), (stored + 1.0 if stored < fmt.max else None)
-    # Codes without their sign follow the magnitudes, so signed codes follow the values.
+    # Codes without their sign are in the order of the magnitudes, so signed codes are in the order of the values.
     position = encode(abs(stored), fmt)
     position = -position if stored < 0.0 else position
     lowest = -fmt.max_code if fmt.sign_bits else 0
@@ -107,26 +108,29 @@ def neighbours(stored: float, fmt: Format) -> tuple[float | None, float | None]:
 
 
 def _update(stored: float, neighbour: float | None, code: int, fmt: Format) -> Update | None:
+    """Return the smallest update of ``stored`` towards ``neighbour``; None without a neighbour."""
     if neighbour is None:
         return None
-    tie_leaves = neighbour > stored if fmt.kind is Kind.SCALE else code % 2 == 1  # ties of scales go up
+    tie_leaves = neighbour > stored if fmt.kind is Kind.SCALE else code % 2 == 1  # a tie between two scales goes up
     return Update(abs(neighbour - stored) / 2.0, tie_leaves)
 
 
 def _outcome(value: float, stored: float, fmt: Format) -> str:
+    """Return ``BitView.outcome`` of a value that is stored as ``stored``."""
     if math.isnan(value) or stored == value:
         return "exact"
     if not math.isfinite(stored):
         return "not representable" if fmt.kind is Kind.SCALE else "overflow"
     if stored == 0.0:
         return "flushed"
-    if abs(value) > abs(stored) and stored in {fmt.max, fmt.min} and _beyond(value, fmt):
+    if abs(value) > abs(stored) and stored in {fmt.max, fmt.min} and _is_out_of_range(value, fmt):
         return "saturated"
     if fmt.has_subnormals and abs(stored) < fmt.min_normal:
         return "subnormal"
     return "rounded"
 
 
-def _beyond(value: float, fmt: Format) -> bool:
+def _is_out_of_range(value: float, fmt: Format) -> bool:
+    """Whether a value rounds to a number outside the range of the format."""
     limit = fmt.overflow_limit + (1.0 if value < 0.0 and fmt.kind is Kind.INTEGER else 0.0)
     return abs(value) > limit or (abs(value) == limit and fmt.tie_overflows and value > 0.0) or math.isinf(value)

@@ -1,11 +1,11 @@
-"""What casting a tensor to a block format would do, told from its block-relative histograms.
+"""Effects of casting a tensor to a block format, predicted from its block-relative histograms.
 
-A block's scale follows from its own amax, so where an element ends up depends on how many binades it lies below that
-amax, and that is what the log counts. What it does not hold is the mantissa of the amax (known within its binade) and
-which relative histogram belongs to which block. Bounds allow for all of them; the estimate takes mantissas as evenly
-spread over the binade and blocks of all sizes as equally shaped.
+A block's scale follows from its own amax, so the fate of an element depends on how many binades it lies below that
+amax, and the log counts exactly this. Unknown are the mantissa of the amax (known within its binade) and which relative
+histogram belongs to which block. The bounds allow for every possibility; the estimate takes mantissas as evenly spread
+over the binade and the elements of all blocks as equally distributed.
 
-The blocks of the log run along the last dimension, so predictions speak for contractions along that dimension.
+The blocks of the log run along the last dimension, so predictions are for contractions along that dimension.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from precdoctor.numerics.cells import (
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.prediction import Prediction
 
-#: Mantissas of a block's amax that the estimate goes through.
+#: The estimate averages over this many mantissas of a block's amax ...
 _MANTISSAS = 16
-#: ... and the magnitudes per binade at each.
+#: ... with this many magnitudes per binade for each of them.
 _POINTS = 32
 
 
 @dataclass(frozen=True)
 class _Scales:
-    """What is known about the blocks' scales before any element is looked at.
+    """What the blocks' amaxes alone say about their scales.
 
     Attributes:
-        irregular: blocks whose scale may lie outside the normal range of its format, by bin of their amax.
-        flushed: the share of blocks whose scale becomes zero, as counts: surely, possibly.
-        peak: smallest and largest value a regular block's amax can have in the unit of the elements.
+        irregular: ``(bin of amax, number of blocks)`` for blocks whose scale may lie outside its format's normal range.
+        flushed: number of blocks whose scale becomes zero: surely, possibly.
+        peak: smallest and largest amax of a regular block, in the unit of the elements.
         reach: a regular element ``r`` binades down lies in ``(reach[0] * 2**-r, reach[1] * 2**-r]``, never above peak.
     """
 
@@ -67,19 +67,19 @@ def predict_blocks(
     amax: float | None = None,
     rule: ScaleRule | None = None,
 ) -> Prediction:
-    """What casting to ``fmt`` block by block, round to nearest even, elements clipped at the maximum, would do.
+    """Predict a cast to ``fmt`` block by block, round to nearest even, with elements clipped at the maximum.
 
-    Flushed and saturated speak of elements; the share of blocks whose *scale* underflows is ``scales_flushed``.
+    Flushed and saturated count elements; the share of blocks whose *scale* underflows is ``scales_flushed``.
 
     Args:
         histogram: of blocks of the format's size.
         fmt: a block format whose blocks are one row high.
-        amax: of the whole tensor; needed where there is a tensor scale, and then must not be None.
-        rule: another scale rule than the format's own (``FLOOR``, ``UP``: power-of-two scales; ``AMAX``).
+        amax: of the whole tensor; required if the format has a tensor scale.
+        rule: scale rule to use instead of the format's own (``FLOOR``, ``UP``: power-of-two scales; ``AMAX``).
 
     Raises:
-        UsageError: the log does not record such blocks.
-        ValueError: a tensor scale without ``amax``, or an amax that is not finite and positive.
+        UsageError: the log does not record blocks of this shape.
+        ValueError: the format has a tensor scale, and ``amax`` is None, not finite or not positive.
     """
     if fmt.block != (1, histogram.size):
         rows, columns = fmt.block
@@ -121,7 +121,7 @@ def predict_blocks(
 
 
 def placement(fmt: BlockFormat, rule: ScaleRule) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Where a block's scale puts its elements, in the unit of the element format, if the scale is a normal number.
+    """Return the range that a normal block scale brings elements to, in the unit of the element format.
 
     Returns:
         Smallest and largest value the block's amax can have; and the reach: an element ``r`` binades below the amax
@@ -141,7 +141,7 @@ def placement(fmt: BlockFormat, rule: ScaleRule) -> tuple[tuple[float, float], t
 
 
 def _scales(histogram: BlockHistogram, fmt: BlockFormat, rule: ScaleRule, amax: float) -> _Scales:
-    """Sorts the blocks by what can be said of their scale; see the derivations beside each rule."""
+    """Find the blocks whose scale may leave its normal range, from the bins of their amax."""
     element, scale = fmt.element, fmt.scale
     top = math.ldexp(1.0, element.max_exponent)
     peak, reach = placement(fmt, rule)
@@ -164,7 +164,7 @@ def _scales(histogram: BlockHistogram, fmt: BlockFormat, rule: ScaleRule, amax: 
 
 
 def _bounds(histogram: BlockHistogram, scales: _Scales) -> Cells:
-    """Where the elements of regular blocks can be; the last entry of the histogram is open downwards."""
+    """Return the cells of the elements of regular blocks; the last entry of the histogram is open downwards."""
     counts = np.array(histogram.below, dtype=np.float64)
     r = np.arange(counts.size)
     lo = np.where(r == BlockHistogram.LIMIT - 1, 0.0, np.ldexp(scales.reach[0], -r))
@@ -175,11 +175,11 @@ def _bounds(histogram: BlockHistogram, scales: _Scales) -> Cells:
 
 
 def _guess(histogram: BlockHistogram, fmt: BlockFormat, rule: ScaleRule) -> tuple[tuple[Cells, Floats, Floats], Floats]:
-    """Likely places: the amax of each block at a mantissa, the other elements spread below it.
+    """Return likely magnitudes: each block's amax at one of several mantissas, the other elements spread below it.
 
     Returns:
-        Cells with their points and weights, shape ``(cells, points)``; and the divisor each cell goes with, relative to
-        the binade of its block's amax, shape ``(cells,)``.
+        Cells with their points and weights, shape ``(cells, points)``; and the divisor of each cell, relative to the
+        binade of its block's amax, shape ``(cells,)``.
     """
     nothing = np.zeros(0)
     parts = [Cells(nothing, nothing, nothing, nothing.astype(np.bool_), nothing)]
@@ -194,7 +194,7 @@ def _guess(histogram: BlockHistogram, fmt: BlockFormat, rule: ScaleRule) -> tupl
         others = counts[r] / _MANTISSAS
         others[0] = max(counts[r[0]] - blocks, 0.0) / _MANTISSAS  # every block's amax is in entry 0
         lo, hi = np.ldexp(factor, -r), np.minimum(np.ldexp(2.0 * factor, -r), f * factor)
-        # From the smallest up, as points_of wants its neighbours; the amax of each stands alone, at the end.
+        # Ascending, because points_of needs neighbours in order; each block's amax is a cell of its own, at the end.
         unknown, grid = np.zeros(r.shape, dtype=np.bool_), np.zeros(r.shape)
         units.append(np.full(r.size, 1.0 / factor))
         parts.append(Cells(lo[::-1], hi[::-1], others[::-1], unknown, grid))
@@ -208,12 +208,12 @@ def _guess(histogram: BlockHistogram, fmt: BlockFormat, rule: ScaleRule) -> tupl
 
 @lru_cache(maxsize=1024)
 def _likely_divisor(f: float, i: int, fmt: BlockFormat, rule: ScaleRule) -> float:
-    """The divisor of a block whose amax is ``f`` times a power of two, over ``2**(k - emax)``."""
+    """Return the divisor of a block whose amax is ``f`` times a power of two, over ``2**(k - emax)``."""
     if rule is not ScaleRule.AMAX:
         divisor = float(block_divisors(np.array([f]), fmt, rule)[0])
         return divisor * math.ldexp(1.0, fmt.element.max_exponent)
     ideal = f * math.ldexp(1.0, fmt.element.max_exponent) / fmt.element.max
-    # How a scale rounds depends on the tensor's scale too: any mantissa goes with any amax.
+    # The rounding of a scale depends on the tensor's scale also: combine every amax with any mantissa.
     mantissa = 2.0 ** (((5 * i) % _MANTISSAS + 0.5) / _MANTISSAS)
     steps = math.ldexp(mantissa, fmt.scale.mantissa_bits)
     return ideal * round(steps) / steps
@@ -222,11 +222,11 @@ def _likely_divisor(f: float, i: int, fmt: BlockFormat, rule: ScaleRule) -> floa
 def _squared_relative_error(
     histogram: BlockHistogram, scales: _Scales, element: Format, limits: Limits, slack: float
 ) -> tuple[float, float]:
-    """Bounds of error energy over signal energy, whatever elements share whichever block.
+    """Bound error energy over signal energy, for any assignment of elements to blocks.
 
-    A regular element errs by a relative half ulp, by what clipping takes, or by at most ``flush`` in the subnormal
-    range; the latter adds up to ``size * flush**2`` per block, whose signal is at least its amax squared. Irregular
-    blocks may lose all they hold.
+    A regular element has a relative error of half an ulp, or the clipping error, or in the subnormal range an absolute
+    error of at most ``flush``. The last adds up to ``size * flush**2`` per block, whose signal is at least its amax
+    squared. Irregular blocks may lose all their elements.
     """
     if not histogram.amax.total:
         return 0.0, 0.0
@@ -241,7 +241,7 @@ def _squared_relative_error(
 
 
 def _estimated_error(guessed: tuple[Cells, Floats, Floats], units: Floats, element: Format, limits: Limits) -> float:
-    """Error energy over signal energy, each cell in the unit of its block."""
+    """Return error energy over signal energy, with each cell in the unit of its block."""
     cells, points, weights = guessed
     weights = weights * units[:, None] ** 2
     energy = float((weights * points**2).sum())
@@ -251,7 +251,7 @@ def _estimated_error(guessed: tuple[Cells, Floats, Floats], units: Floats, eleme
 
 
 def _headroom(scales: _Scales, element: Format, *, empty: bool) -> Estimate:
-    """Of the blocks' amax below the maximum, over all regular blocks; irregular ones may have any."""
+    """Binades between the blocks' amax and the maximum, over all regular blocks; unbounded if a block is irregular."""
     if empty:
         return Estimate(math.inf, math.inf, math.inf)
     low, high = (math.log2(element.max / peak) for peak in reversed(scales.peak))

@@ -21,11 +21,11 @@ from precdoctor.numerics.histogram import ExponentHistogram
 
 
 class ScaleRule(enum.Enum):
-    """How a block's scale follows from its amax. What is stored is the divisor ``X``: elements hold ``x / X``."""
+    """How a block's scale follows from its amax. The stored scale is the divisor ``X``: elements hold ``x / X``."""
 
     #: ``2**(floor(log2 amax) - emax)``, [MX] section 6.3: elements above the maximum are clipped (0.3 % of a Gaussian).
     FLOOR = "floor"
-    #: The smallest power of two with ``amax / X <= max``: nothing is clipped, up to half a binade of range is given up.
+    #: The smallest power of two with ``amax / X <= max``: clips nothing, wastes up to half a binade of range.
     UP = "up"
     #: ``amax / max``, rounded to nearest in the scale's format.
     AMAX = "amax"
@@ -33,7 +33,7 @@ class ScaleRule(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class BlockFormat:
-    """An element format, a scale format, and who shares a scale."""
+    """An element format, a scale format, and the shape of the block that shares one scale."""
 
     name: str
     element: Format
@@ -41,7 +41,7 @@ class BlockFormat:
     #: Rows and columns that share one scale; columns run along the last dimension.
     block: tuple[int, int]
     rule: ScaleRule
-    #: A second scale for the whole tensor, which brings the block scales into range.
+    #: Format of a second scale for the whole tensor, which brings the block scales into range; None without one.
     tensor_scale: Format | None = None
     source: str
 
@@ -87,7 +87,7 @@ BLOCK_FORMATS: dict[str, BlockFormat] = {
 
 
 def tensor_divisor(amax: float, fmt: BlockFormat) -> float:
-    """The scale of the whole tensor: what makes the largest block scale the scale format's maximum. 1 without one."""
+    """Return the tensor's scale, which brings the largest block scale to the scale format's maximum; 1 without one."""
     if fmt.tensor_scale is None or amax == 0.0:
         return 1.0
     ideal = amax / (fmt.element.max * fmt.scale.max)
@@ -95,10 +95,10 @@ def tensor_divisor(amax: float, fmt: BlockFormat) -> float:
 
 
 def block_divisors(amax: Floats, fmt: BlockFormat, rule: ScaleRule) -> Floats:
-    """The scale ``X`` of each block from its amax (over the tensor's scale), as its format holds it.
+    """Return each block's scale ``X``, rounded to its format, from the block's amax divided by the tensor's scale.
 
-    All-zero blocks get 1, the scale of a block too small for the scale format is its smallest number, or 0 if it
-    rounds to that.
+    All-zero blocks get 1. A scale below the range of its format becomes the format's smallest number, or 0 if it rounds
+    to 0.
     """
     if rule is ScaleRule.AMAX:
         scales = cast_array(amax / fmt.element.max, fmt.scale, saturate=True)
@@ -113,25 +113,25 @@ def block_divisors(amax: Floats, fmt: BlockFormat, rule: ScaleRule) -> Floats:
 
 @dataclass(frozen=True)
 class BlockHistogram:
-    """What the log holds about blocks of one size (``block32_hist``, ``block32_amax_lo``, ``block32_amax_hist`` ...).
+    """The log's columns on blocks of one size (``block32_hist``, ``block32_amax_lo``, ``block32_amax_hist`` ...).
 
     Attributes:
         size: elements per block, along the last dimension: 16, 32 or 128.
         below: entry ``r`` counts the non-zero elements whose bin is ``r`` below their block's amax; the last of 64
-            entries also counts all further ones. Trailing zeros may be missing.
-        amax: blocks by the bin of their amax, all-zero blocks left out.
+            entries also counts those further below. Trailing zeros may be missing.
+        amax: histogram of the blocks' amax, all-zero blocks left out.
     """
 
     size: int
     below: tuple[int, ...]
     amax: ExponentHistogram
 
-    #: Entries of ``below`` in full; the last one is open-ended.
+    #: Maximum number of entries of ``below``; the last one is open-ended.
     LIMIT = 64
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any], size: int) -> BlockHistogram | None:
-        """From a ``tensors`` row's ``block<size>_hist``, ``_amax_lo`` and ``_amax_hist``; None if not recorded."""
+        """Read a ``tensors`` row's ``block<size>_hist``, ``_amax_lo`` and ``_amax_hist``; None if not recorded."""
         below = row.get(f"block{size}_hist")
         if below is None or isinstance(below, float):  # pandas puts NaN for a missing list
             return None

@@ -1,7 +1,7 @@
-"""Flushed and saturated elements of many histograms at once, each at a scale of its own.
+"""Counts of flushed and saturated elements for many histograms at once, each with its own scale.
 
-The quick twin of :func:`precdoctor.numerics.prediction.predict` for a whole log: bounds from the same bins, and an
-estimate that takes magnitudes as evenly spread inside a bin.
+A faster :func:`precdoctor.numerics.prediction.predict` for a whole log: bounds from the same bins, and an estimate
+that takes magnitudes as evenly spread over their bin.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
-from precdoctor.numerics.arrays import Floats, Ints
+from precdoctor.numerics.arrays import Bools, Floats, Ints
 from precdoctor.numerics.cells import Estimate
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, Histograms
@@ -21,12 +20,12 @@ from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, Histograms
 
 @dataclass(frozen=True, eq=False)
 class HistogramTable:
-    """Histograms as a table.
+    """Histograms as rows of one rectangular table.
 
     Attributes:
         lo: bin of the first column.
         counts: int64, shape ``(rows, bins)``.
-        amax: largest magnitude of each row, NaN where not known; shape ``(rows,)``.
+        amax: largest magnitude of each row, NaN if unknown; shape ``(rows,)``.
     """
 
     lo: int
@@ -35,17 +34,17 @@ class HistogramTable:
 
     @cached_property
     def running(self) -> Floats:
-        """Elements up to and including each bin, shape of ``counts``."""
+        """Number of elements up to and including each bin, shape of ``counts``."""
         running: Floats = np.cumsum(self.counts, axis=1).astype(np.float64)
         return running
 
-    def rows(self, chosen: npt.NDArray[np.bool_]) -> HistogramTable:
-        """Some of the rows."""
+    def rows(self, chosen: Bools) -> HistogramTable:
+        """Select rows by a mask."""
         return HistogramTable(self.lo, self.counts[chosen], self.amax[chosen])
 
     @classmethod
     def of(cls, histograms: Histograms, amax: Floats | None = None) -> HistogramTable:
-        """From histograms one after the other; ``amax`` has the shape ``(rows,)``."""
+        """Build a table from concatenated histograms; ``amax`` has the shape ``(rows,)``, None if unknown."""
         rows = histograms.lengths.size
         known = np.full(rows, math.nan) if amax is None else np.asarray(amax, dtype=np.float64)
         if not histograms.counts.size:
@@ -56,10 +55,10 @@ class HistogramTable:
 
 @dataclass(frozen=True, eq=False)
 class CastCounts:
-    """Elements per row, float64, shape ``(rows,)``; the truth lies between low and high, both included.
+    """Counts of elements per row, float64, shape ``(rows,)``; the truth lies between low and high, both included.
 
     Attributes:
-        total: finite elements that are not zero.
+        total: finite non-zero elements.
     """
 
     total: Floats
@@ -71,19 +70,19 @@ class CastCounts:
     saturated: Floats
 
     def flushed_share(self) -> Estimate:
-        """Over all rows together, as a share of the finite non-zero elements."""
+        """Flushed elements of all rows together, as a share of the finite non-zero elements."""
         return self._share(self.flushed_low, self.flushed_high, self.flushed)
 
     def saturated_share(self) -> Estimate:
-        """Likewise."""
+        """Saturated elements of all rows together, as a share of the finite non-zero elements."""
         return self._share(self.saturated_low, self.saturated_high, self.saturated)
 
     def row(self, i: int) -> CastCounts:
-        """One row alone."""
+        """Return the counts of one row."""
         return CastCounts(*(getattr(self, f.name)[i : i + 1] for f in fields(self)))
 
     def summed_by(self, group: Ints, groups: int) -> CastCounts:
-        """Rows added up by group, one row per group."""
+        """Add up the rows of each group; one row per group."""
         return CastCounts(
             *(np.bincount(group, getattr(self, f.name), minlength=groups).astype(np.float64) for f in fields(self))
         )
@@ -93,16 +92,17 @@ class CastCounts:
 
     @classmethod
     def zeros(cls, rows: int) -> CastCounts:
-        """Nothing counted yet."""
+        """Return counts of zero."""
         return cls(*(np.zeros(rows) for _ in fields(cls)))
 
     def _share(self, low: Floats, high: Floats, estimate: Floats) -> Estimate:
+        """Return the sums over all rows as shares of ``total``."""
         total = max(float(self.total.sum()), 1.0)
         return Estimate.of(float(low.sum()) / total, float(high.sum()) / total, float(estimate.sum()) / total)
 
 
 def cast_counts(table: HistogramTable, fmt: Format, scale: Floats) -> CastCounts:
-    """What rounding ``tensor * scale`` to nearest in ``fmt`` would flush and saturate, row by row.
+    """Count per row what rounding ``tensor * scale`` to nearest in ``fmt`` flushes and saturates.
 
     Args:
         table: one histogram per row.
@@ -125,10 +125,10 @@ def cast_counts(table: HistogramTable, fmt: Format, scale: Floats) -> CastCounts
     return CastCounts(total, *flushed, low, high, np.clip(likely, low, high))
 
 
-def _position(limit: float, scale: Floats) -> tuple[Ints, npt.NDArray[np.bool_], Floats]:
-    """The bin in which ``limit / scale`` lies, whether it is that bin's closed end, and how far into the bin it lies.
+def _position(limit: float, scale: Floats) -> tuple[Ints, Bools, Floats]:
+    """Locate ``limit / scale``: its bin, whether it is the bin's closed end, and its fractional position in the bin.
 
-    From the two significands and exponents, without the rounding of a division.
+    Computed from significands and exponents, because a division would round.
     """
     m1, e1 = math.frexp(limit)
     m2, e2 = np.frexp(np.asarray(scale))
@@ -138,7 +138,7 @@ def _position(limit: float, scale: Floats) -> tuple[Ints, npt.NDArray[np.bool_],
 
 
 def _up_to(table: HistogramTable, limit: float, scale: Floats, *, inclusive: bool) -> tuple[Floats, Floats, Floats]:
-    """Elements whose product with scale is at most (``inclusive``) or below ``limit``: surely, possibly, likely."""
+    """Count elements with ``x * scale <= limit`` (``inclusive``) or ``< limit``: surely, possibly, likely."""
     position, closed, depth = _position(limit, scale)
     bins = np.clip(position, EXP_MIN, EXP_MAX)
     below = _running(table.running, bins - 1 - table.lo)
@@ -149,7 +149,7 @@ def _up_to(table: HistogramTable, limit: float, scale: Floats, *, inclusive: boo
 
 
 def _running(running: Floats, column: Ints) -> Floats:
-    """``running[i, column[i]]``, 0 before the first column, the total after the last."""
+    """Return ``running[i, column[i]]``: 0 before the first column, the total after the last."""
     last = running.shape[1] - 1
     picked = running[np.arange(running.shape[0]), np.clip(column, 0, last)]
     return np.where(column < 0, 0.0, picked)

@@ -1,7 +1,7 @@
-"""Casts of one number, exact and written to be read; :mod:`precdoctor.numerics.casting_array` does the same to arrays.
+"""Exact casts of one number, written to be read; :mod:`precdoctor.numerics.casting_array` does the same for arrays.
 
-Everything rests on one property of these formats: with the sign set aside, codes are in the order of their values, so
-the neighbour of a number is the code next to it, rounding up is adding one, and "even" is the last bit of the code.
+Everything rests on one property of these formats: without the sign, codes are in the order of their values. So the
+neighbour of a number is the next code, rounding up is adding one, and "even" is the last bit of the code.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from precdoctor.numerics.formats import Format, Kind, NaN
 
 
 def decode(code: int, fmt: Format) -> float:
-    """The value of a code.
+    """Return the value of a code.
 
     Raises:
         ValueError: the code has more bits than the format.
@@ -33,7 +33,7 @@ def decode(code: int, fmt: Format) -> float:
 
 
 def decode_magnitude(code: int, fmt: Format) -> float:
-    """The value of a code without its sign, up to ``fmt.max_code``: the formula at the head of ``formats.py``."""
+    """Return the value of a code without its sign, at most ``fmt.max_code``; the formula is in ``formats.py``."""
     if fmt.kind is Kind.SCALE:
         return math.ldexp(1.0, code - fmt.bias)
     exponent, mantissa = code >> fmt.mantissa_bits, code & ((1 << fmt.mantissa_bits) - 1)
@@ -43,30 +43,30 @@ def decode_magnitude(code: int, fmt: Format) -> float:
 
 
 def is_infinity(magnitude_code: int, fmt: Format) -> bool:
-    """Whether a code without its sign is Inf: the first one after the largest finite value, where there is one."""
+    """Whether a code without its sign is Inf: the code after the largest finite value, if the format has Inf."""
     return fmt.has_infinity and magnitude_code == fmt.max_code + 1
 
 
 def encode(value: float, fmt: Format, *, saturate: bool = False) -> int:
-    """The code ``value`` is cast to, by IEEE 754-2019, 4.3.1 roundTiesToEven.
+    """Return the code that ``value`` rounds to, by IEEE 754-2019, 4.3.1 roundTiesToEven.
 
-    Beyond the range: the maximum with ``saturate`` (Inf too, as in OCP OFP8 1.0 section 5.2.1 SAT mode); otherwise Inf,
-    or NaN in a format without Inf. Formats with neither always saturate. A scale has no sign and no zero: zero becomes
-    its smallest value, as an all-zero block may have any scale; a negative number becomes NaN; and a tie between two
-    powers of two goes up, there being no mantissa that could be even.
+    Out of range: the maximum with ``saturate`` (for Inf also, as in OCP OFP8 1.0 section 5.2.1 SAT mode); otherwise
+    Inf, or NaN in a format without Inf. Formats with neither always saturate. A scale has no sign, no zero and no
+    mantissa: zero becomes its smallest value, because an all-zero block may have any scale; a negative number becomes
+    NaN; a tie between two powers of two goes up.
 
     Args:
         value: any float64.
-        fmt: what to cast to.
+        fmt: the target format.
         saturate: clip instead of overflowing.
 
     Raises:
-        ValueError: NaN in a format that has none.
+        ValueError: the result is NaN, and the format has none.
     """
     if math.isnan(value) or (fmt.kind is Kind.SCALE and value < 0.0):
         return nan_code(fmt)
     negative = math.copysign(1.0, value) < 0.0 and fmt.kind is not Kind.SCALE
-    limit = fmt.max_code + (1 if negative and fmt.kind is Kind.INTEGER else 0)  # -128 is there, 128 is not
+    limit = fmt.max_code + (1 if negative and fmt.kind is Kind.INTEGER else 0)  # -128 exists, 128 does not
     code = limit + 1 if math.isinf(value) else _round_magnitude(abs(value), fmt)
     if code > limit:
         if saturate or fmt.nan is NaN.NONE:
@@ -79,12 +79,12 @@ def encode(value: float, fmt: Format, *, saturate: bool = False) -> int:
 
 
 def cast(value: float, fmt: Format, *, saturate: bool = False) -> float:
-    """``value`` as the format holds it; arguments and errors as for :func:`encode`."""
+    """Return ``value`` rounded to the format; arguments and errors as for :func:`encode`."""
     return decode(encode(value, fmt, saturate=saturate), fmt)
 
 
 def nan_code(fmt: Format) -> int:
-    """The code a NaN is cast to: quiet and positive, where there is a choice.
+    """Return the code of NaN: the quiet and positive one if there are several.
 
     Raises:
         ValueError: the format has no NaN.
@@ -95,11 +95,11 @@ def nan_code(fmt: Format) -> int:
         return 1 << (fmt.bits - 1)
     if fmt.nan is NaN.ALL_ONES:
         return fmt.max_code + 1
-    return fmt.max_code + 1 + (1 << (fmt.mantissa_bits - 1))  # IEEE 754-2019, 6.2.1: the first mantissa bit says quiet
+    return fmt.max_code + 1 + (1 << (fmt.mantissa_bits - 1))  # IEEE 754-2019, 6.2.1: the first mantissa bit means quiet
 
 
 def _round_magnitude(magnitude: float, fmt: Format) -> int:
-    """The code without its sign, as if codes went on above the largest one."""
+    """Round to a code without its sign, as if codes continued above the largest one."""
     if fmt.kind is Kind.SCALE:
         magnitude = max(magnitude, fmt.min_subnormal)
     if magnitude == 0.0:
@@ -117,6 +117,7 @@ def _round_magnitude(magnitude: float, fmt: Format) -> int:
 
 
 def _with_sign(magnitude_code: int, fmt: Format, *, negative: bool) -> int:
+    """Set the sign of a code; zero keeps code 0 in formats whose negative zero is NaN."""
     if not negative:
         return magnitude_code
     if fmt.kind is Kind.INTEGER:

@@ -1,11 +1,13 @@
-"""Casts of whole arrays: the twin of :mod:`precdoctor.numerics.casting`, and tested against it code by code."""
+"""Casts of arrays: :mod:`precdoctor.numerics.casting` vectorised, and tested against it code by code."""
 
 from __future__ import annotations
+
+import functools
 
 import numpy as np
 import numpy.typing as npt
 
-from precdoctor.numerics.arrays import Floats
+from precdoctor.numerics.arrays import Bools, Floats, Ints
 from precdoctor.numerics.casting import decode, nan_code
 from precdoctor.numerics.formats import Format, Kind, NaN
 
@@ -13,16 +15,18 @@ Codes = npt.NDArray[np.uint64]
 
 
 def encode_array(values: npt.ArrayLike, fmt: Format, *, saturate: bool = False) -> Codes:
-    """The codes ``values`` are cast to; meaning of the arguments as for :func:`precdoctor.numerics.casting.encode`.
+    """Return the codes that ``values`` round to; rules as for :func:`precdoctor.numerics.casting.encode`.
 
     Args:
         values: any shape; every dtype that float64 holds exactly.
+        fmt: the target format.
+        saturate: clip instead of overflowing.
 
     Returns:
         uint64, the shape of ``values``.
 
     Raises:
-        ValueError: a NaN and a format that has none.
+        ValueError: a result is NaN, and the format has none.
     """
     x = np.asarray(values, dtype=np.float64)
     negative = np.signbit(x) & (fmt.kind is not Kind.SCALE)
@@ -44,7 +48,7 @@ def encode_array(values: npt.ArrayLike, fmt: Format, *, saturate: bool = False) 
 
 
 def decode_array(codes: npt.ArrayLike, fmt: Format) -> Floats:
-    """The values of codes, any shape, as float64.
+    """Return the values of codes, any shape, as float64.
 
     Raises:
         ValueError: a code has more bits than the format.
@@ -67,39 +71,35 @@ def decode_array(codes: npt.ArrayLike, fmt: Format) -> Floats:
 
 
 def cast_array(values: npt.ArrayLike, fmt: Format, *, saturate: bool = False) -> Floats:
-    """``values`` as the format holds them, float64 of the same shape; arguments and errors as :func:`encode_array`."""
+    """Return ``values`` rounded to the format, float64, same shape; arguments and errors as :func:`encode_array`."""
     return decode_array(encode_array(values, fmt, saturate=saturate), fmt)
 
 
-_TABLES: dict[Format, Floats] = {}
-
-
+@functools.cache
 def _table(fmt: Format) -> Floats:
-    """The value of every code of a format of at most 16 bits."""
-    if fmt not in _TABLES:
-        _TABLES[fmt] = np.array([decode(code, fmt) for code in range(1 << fmt.bits)])
-    return _TABLES[fmt]
+    """Return the value of every code of a format of at most 16 bits."""
+    return np.array([decode(code, fmt) for code in range(1 << fmt.bits)])
 
 
-def _round_magnitudes(magnitude: Floats, fmt: Format) -> npt.NDArray[np.int64]:
-    """Codes without their signs, as if they went on above the largest one."""
+def _round_magnitudes(magnitude: Floats, fmt: Format) -> Ints:
+    """Round to codes without signs, as if codes continued above the largest one."""
     if fmt.kind is Kind.SCALE:
         magnitude = np.maximum(magnitude, fmt.min_subnormal)
     lowest = 1 - fmt.bias
     exponent = np.where(magnitude > 0.0, np.frexp(magnitude)[1].astype(np.int64) - 1, lowest)
     if fmt.kind is not Kind.SCALE:
         exponent = np.maximum(exponent, lowest)
-    # Powers of two scale exactly here: a subnormal is only ever scaled up, and no format is finer than float64.
+    # ldexp is exact here: a subnormal is only ever scaled up, and no format is finer than float64.
     steps = np.ldexp(magnitude, fmt.mantissa_bits - exponent)
     below = np.floor(steps)
     rest = steps - below
-    code: npt.NDArray[np.int64] = below.astype(np.int64) + ((exponent - lowest) << fmt.mantissa_bits)
+    code: Ints = below.astype(np.int64) + ((exponent - lowest) << fmt.mantissa_bits)
     tie_goes_up = (code % 2 == 1) | (fmt.kind is Kind.SCALE)
     code += (rest > 0.5) | ((rest == 0.5) & tie_goes_up)
     return code
 
 
-def _with_signs(magnitude: Codes, fmt: Format, negative: npt.NDArray[np.bool_]) -> Codes:
+def _with_signs(magnitude: Codes, fmt: Format, negative: Bools) -> Codes:
     if fmt.kind is Kind.INTEGER:
         return np.where(negative, (~magnitude + np.uint64(1)) & np.uint64((1 << fmt.bits) - 1), magnitude)
     if fmt.nan is NaN.NEGATIVE_ZERO:

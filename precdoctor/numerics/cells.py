@@ -1,8 +1,8 @@
-"""Bounds and estimates from "this many magnitudes lie between here and there": what both kinds of prediction rest on.
+"""Bounds and estimates from counts of magnitudes per interval; both kinds of prediction are built on them.
 
-A cell says that ``counts[i]`` magnitudes lie in ``(lo[i], hi[i]]``. A statement about magnitudes is then *sure* of the
-cells that lie wholly inside, *possible* for those that touch, and the two sums bound the truth. Estimates need a guess
-of how magnitudes lie inside a cell; see :func:`points_of`.
+A cell says that ``counts[i]`` magnitudes lie in ``(lo[i], hi[i]]``. A statement about magnitudes is *surely* true of
+the cells that lie wholly inside, *possibly* of those that touch, and the two sums bound the true count. Estimates need
+an assumption about how magnitudes lie inside a cell; see :func:`points_of`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from precdoctor.numerics.arrays import Bools, Floats
 from precdoctor.numerics.casting_array import cast_array
 from precdoctor.numerics.formats import Format, Kind
 
-#: Up to this many source mantissa bits the points are every value the source can have.
+#: If the source has at most this many mantissa bits, the points are all values that the source can have.
 _FEW_BITS = 7
 _LARGEST = math.ldexp(1.0, 1023)
-#: Of the elements, the smallest first.
+#: Share of the elements, counted from the smallest, that :func:`bulk_decibels` measures.
 _BULK = 0.9
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A quantity that provably lies in ``[low, high]``, and the most likely value."""
+    """A quantity that provably lies in ``[low, high]``, and its most likely value."""
 
     low: float
     high: float
@@ -34,23 +34,23 @@ class Estimate:
 
     @property
     def exact(self) -> bool:
-        """Whether nothing is left open."""
+        """Whether ``low`` equals ``high``."""
         return self.low == self.high
 
     @classmethod
     def of(cls, low: float, high: float, estimate: float) -> Estimate:
-        """With the estimate brought inside the bounds."""
+        """Clamp the estimate to the bounds."""
         return cls(low, high, min(max(estimate, low), high))
 
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """Magnitudes in the unit of the format they are cast to, that is after scaling; all arrays have shape ``(cells,)``.
+    """Intervals of magnitudes in the unit of the target format, after scaling; all arrays have shape ``(cells,)``.
 
     Attributes:
-        counts: elements per cell; float64, because a guess may put a fraction of an element somewhere.
+        counts: elements per cell; float64, because an estimate may put a fraction of an element in a cell.
         closed: whether ``lo`` itself belongs to the cell.
-        grid: all magnitudes of the cell are multiples of this; 0 where nothing is known.
+        grid: all magnitudes of the cell are multiples of this; 0 if unknown.
     """
 
     lo: Floats
@@ -61,36 +61,36 @@ class Cells:
 
     @property
     def total(self) -> float:
-        """Elements in all cells."""
+        """Number of elements in all cells."""
         return float(self.counts.sum())
 
     @classmethod
     def at(cls, magnitudes: Floats) -> Cells:
-        """One cell per known magnitude, any shape, flattened."""
+        """One cell of one element for each known magnitude; any shape, flattened."""
         x = np.ravel(magnitudes)
         return cls(x, x, np.ones(x.shape), np.ones(x.shape, dtype=np.bool_), np.zeros(x.shape))
 
     def below(self, limit: float, *, inclusive: bool) -> tuple[Bools, Bools]:
-        """For "at most" or "less than" ``limit``: cells that surely are, and cells that possibly hold such elements."""
+        """Return masks of the cells with elements surely, and possibly, at most (``inclusive``) or below ``limit``."""
         if inclusive:
             return self.hi <= limit, (self.lo < limit) | (self.closed & (self.lo <= limit))
         return self.hi < limit, self.lo < limit
 
     def above(self, limit: float, *, inclusive: bool) -> tuple[Bools, Bools]:
-        """The same for "at least" or "more than" ``limit``."""
+        """Return masks of the cells with elements surely, and possibly, at least (``inclusive``) or above ``limit``."""
         sure, possible = self.below(limit, inclusive=not inclusive)
         return ~possible, ~sure
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Where a format, reached by rounding to nearest, changes its behaviour.
+    """The thresholds of a cast to a format under round-to-nearest.
 
     Attributes:
-        flush: up to here, and including it, a magnitude becomes zero.
-        normal: below it and not flushed, a magnitude becomes subnormal.
-        saturate: beyond it a positive number is clipped or overflows (``tie_overflows``: at it, too) ...
-        saturate_negative: ... and a negative one; integers reach one further there.
+        flush: magnitudes up to and including this become zero.
+        normal: smaller magnitudes that are not flushed become subnormal.
+        saturate: larger positive numbers are clipped or overflow; with ``tie_overflows`` the limit itself does also.
+        saturate_negative: the same for the magnitude of negative numbers; for integers larger by 1.
     """
 
     flush: float
@@ -101,7 +101,7 @@ class Limits:
 
     @classmethod
     def of(cls, fmt: Format) -> Limits:
-        """Of a format."""
+        """Return the thresholds of ``fmt``."""
         # The largest subnormal has an odd code, so the tie between it and the first normal goes up.
         normal = fmt.min_normal - fmt.flush_limit if fmt.has_subnormals else 0.0
         beyond = 1.0 if fmt.kind is Kind.INTEGER else 0.0
@@ -114,18 +114,18 @@ class Limits:
         )
 
     def flushed(self, cells: Cells) -> tuple[Bools, Bools]:
-        """Sure and possible cells of elements that become zero."""
+        """Return masks of the cells whose elements surely, and possibly, become zero."""
         return cells.below(self.flush, inclusive=True)
 
     def subnormal(self, cells: Cells) -> tuple[Bools, Bools]:
-        """Sure and possible cells of elements that become subnormal."""
+        """Return masks of the cells whose elements surely, and possibly, become subnormal."""
         not_flushed = cells.above(self.flush, inclusive=False)
         small = cells.below(self.normal, inclusive=False)
         return not_flushed[0] & small[0], not_flushed[1] & small[1] & (cells.lo < self.normal)
 
     def saturated(self, cells: Cells) -> tuple[Bools, Bools]:
-        """Sure and possible cells of elements beyond the range, whatever their signs."""
-        # An integer's limit ties out on the positive side, where its code is odd, and back in on the negative side.
+        """Return masks of the cells whose elements are surely, and possibly, out of range, whatever their signs."""
+        # A tie at an integer's limit overflows on the positive side (odd code) and stays in range on the negative side.
         tie_negative = self.tie_overflows and self.saturate == self.saturate_negative
         sure, _ = cells.above(self.saturate_negative, inclusive=tie_negative)
         _, possible = cells.above(self.saturate, inclusive=self.tie_overflows)
@@ -137,20 +137,20 @@ Statement = Callable[[Cells], tuple[Bools, Bools]]
 
 
 def count(statement: Statement, cells: Cells) -> tuple[float, float]:
-    """How many elements a statement such as ``limits.flushed`` holds for, at least and at most."""
+    """Count the elements for which a statement such as ``limits.flushed`` is true: minimum and maximum."""
     sure, possible = statement(cells)
     return float(cells.counts[sure].sum()), float(cells.counts[possible].sum())
 
 
 def guess(statement: Statement, points: Floats, weights: Floats) -> float:
-    """How many of the elements that ``points`` stand for a statement holds for."""
+    """Estimate the number of elements for which a statement is true, from points and weights of :func:`points_of`."""
     return float((weights.ravel() * statement(Cells.at(points))[1]).sum())
 
 
 def spread(parts: Sequence[Cells], per_cell: int = 128) -> tuple[Cells, Floats, Floats]:
-    """All cells of several parts, with their points and weights, shape ``(cells, per_cell)``, as :func:`points_of`.
+    """Concatenate the cells of several parts, with points and weights as from :func:`points_of`.
 
-    Cells are neighbours within a part only.
+    The shapes of points and weights are ``(cells, per_cell)``. Cells are neighbours only within a part.
     """
     cells = Cells(
         *(np.concatenate([getattr(part, name) for part in parts]) for name in ("lo", "hi", "counts", "closed", "grid"))
@@ -160,13 +160,13 @@ def spread(parts: Sequence[Cells], per_cell: int = 128) -> tuple[Cells, Floats, 
 
 
 def points_of(cells: Cells, per_cell: int) -> tuple[Floats, Floats]:
-    """Magnitudes that stand for the elements of each cell, and how many elements each stands for.
+    """Return magnitudes that represent the elements of each cell, and the number of elements that each represents.
 
     Inside a cell the logarithm of the density is taken as the parabola through this cell and its two neighbours: exact
-    for power laws and log-normals, near enough for the tails of everything smooth.
+    for power laws and log-normals, close enough for the tails of smooth densities.
 
     Returns:
-        Both of shape ``(cells, points)``.
+        Points and weights, both of shape ``(cells, per_cell)``.
     """
     lo, hi = np.minimum(cells.lo, _LARGEST)[:, None], np.minimum(cells.hi, _LARGEST)[:, None]
     points = lo + (hi - lo) * ((np.arange(per_cell) + 0.5) / per_cell)
@@ -183,7 +183,7 @@ def points_of(cells: Cells, per_cell: int) -> tuple[Floats, Floats]:
 
 
 def _parabola(x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """First and half the second derivative of the parabola through each point and its neighbours; lines at the ends."""
+    """Slope and half the second derivative of the parabola through each point and its neighbours; lines at the ends."""
     slope, bend = np.zeros_like(x), np.zeros_like(x)
     if x.size < 2:
         return slope, bend
@@ -201,16 +201,16 @@ def squared_errors(
 ) -> Floats:
     """Expected squared error at each point under a saturating cast, over ``unit**2``.
 
-    Where cells hold many steps of the format, the error is spread evenly: ``step**2 / 12``, times ``1 + 2 / r**2`` when
-    the source has just ``r`` values per step. Where they hold few, the points themselves are cast.
+    If a cell spans many steps of the format, the error is spread evenly: ``step**2 / 12``, times ``1 + 2 / r**2`` when
+    the source has only ``r`` values per step. If it spans few, the points themselves are cast.
 
     Args:
         points: shape ``(cells, points)``.
-        cells: where they come from.
+        cells: the cells that the points represent.
         fmt: the format.
-        limits: of the format.
-        aligned: the source's values are multiples of the grid *after* scaling as well (a power-of-two scale).
-        unit: what to measure errors in, so that their squares stay in float64's range.
+        limits: thresholds of the format.
+        aligned: whether the source's values are multiples of the grid *after* scaling as well (a power-of-two scale).
+        unit: unit of the errors, chosen so that their squares stay in float64's range.
     """
     step = quantum(points, fmt)
     grid = cells.grid[:, None]
@@ -224,7 +224,7 @@ def squared_errors(
 
 
 def error_bounds(cells: Cells, fmt: Format, limits: Limits, *, aligned: bool) -> tuple[Floats, Floats]:
-    """Smallest and largest error an element of each cell can have under a saturating cast; unit: that of the format."""
+    """Return bounds of the error of an element in each cell under a saturating cast, in the unit of the format."""
     top = np.minimum(cells.hi, fmt.max)
     half = quantum(top, fmt) / 2.0
     if aligned:
@@ -233,7 +233,7 @@ def error_bounds(cells: Cells, fmt: Format, limits: Limits, *, aligned: bool) ->
     flushable = limits.flushed(cells)[1]
     high = np.where(flushable, np.maximum(high, np.minimum(cells.hi, limits.flush)), high)
     high = np.minimum(high, cells.hi)
-    reach = -fmt.min  # of an integer, the longer side
+    reach = -fmt.min  # for an integer, the longer side
     low = np.where(limits.flushed(cells)[0], cells.lo, np.maximum(cells.lo - reach, 0.0))
     known = (cells.lo == cells.hi) & (cells.hi <= fmt.max)
     rounded = cast_array(np.where(known, cells.hi, 0.0), fmt, saturate=True)
@@ -242,7 +242,7 @@ def error_bounds(cells: Cells, fmt: Format, limits: Limits, *, aligned: bool) ->
 
 
 def quantum(magnitudes: Floats, fmt: Format) -> Floats:
-    """Distance between the neighbours in ``fmt`` of what lies at, or just below, each magnitude."""
+    """Return the spacing of ``fmt`` at, or just below, each magnitude."""
     mantissa, exponent = np.frexp(np.minimum(magnitudes, _LARGEST))
     below = np.where(mantissa == 0.5, exponent - 2, exponent - 1)
     step: Floats = np.ldexp(1.0, np.maximum(below, 1 - fmt.bias) - fmt.mantissa_bits)
@@ -250,14 +250,15 @@ def quantum(magnitudes: Floats, fmt: Format) -> Floats:
 
 
 def bulk_decibels(points: Floats, weights: Floats, errors: Floats, energy: Floats | float = 1.0) -> float:
-    """SQNR in dB of the smaller nine tenths of the elements; infinite when nothing of them is lost.
+    """SQNR in dB of the smallest nine tenths of the elements; infinite if none of them has an error.
 
-    A few large channels hold most of a tensor's energy, and with it the SQNR of the whole.
+    The SQNR of the whole tensor says little about them: a few large channels hold most of its energy.
 
     Args:
-        points: magnitudes that stand for the elements, shape ``(cells, points)``; ``weights``: how many, ``errors``:
-            their expected squared errors.
-        energy: what squares of each cell count, shape ``(cells, 1)``.
+        points: magnitudes that represent the elements, shape ``(cells, points)``.
+        weights: number of elements that each point represents.
+        errors: expected squared error at each point.
+        energy: weight of the squares of each cell, shape ``(cells, 1)``.
     """
     order = np.argsort(points, axis=None)
     many = np.cumsum(weights.ravel()[order])
@@ -272,13 +273,13 @@ def bulk_decibels(points: Floats, weights: Floats, errors: Floats, energy: Float
 
 
 def from_error(low: float, high: float, estimate: float) -> tuple[Estimate, Estimate]:
-    """Relative L2 error and SQNR in dB from bounds and estimate of the *squared* relative error."""
+    """Return relative L2 error and SQNR in dB from bounds and estimate of the *squared* relative error."""
     error = Estimate.of(math.sqrt(low), math.sqrt(high), math.sqrt(estimate))
     return error, Estimate(decibels(error.high), decibels(error.low), decibels(error.estimate))
 
 
 def decibels(relative_error: float) -> float:
-    """SQNR of a relative L2 error: ``-20 log10``; infinite when nothing is lost."""
+    """SQNR of a relative L2 error: ``-20 log10``; infinite for an error of 0."""
     if relative_error == 0.0:
         return math.inf
     return -20.0 * math.log10(relative_error) if relative_error < math.inf else -math.inf

@@ -1,4 +1,4 @@
-"""The number formats training runs are made of, one literal each, to be read beside the standard it comes from.
+"""The number formats of training runs. Each is one literal, to be checked against the standard that it cites.
 
 A code is sign, exponent, mantissa, from the top bit down. With exponent field ``E`` and mantissa field ``M`` of ``m``
 bits, its magnitude is ``M * 2**(1 - bias - m)`` when ``E`` is 0 and ``(2**m + M) * 2**(E - bias - m)`` otherwise. An
@@ -20,7 +20,7 @@ from precdoctor.errors import UsageError
 
 
 class Kind(enum.Enum):
-    """What the codes of a format stand for."""
+    """The kind of numbers that the codes of a format represent."""
 
     FLOAT = "float"
     #: Two's complement; quantisers multiply by a scale first.
@@ -30,7 +30,7 @@ class Kind(enum.Enum):
 
 
 class NaN(enum.Enum):
-    """Which codes are NaN."""
+    """Which codes of a format are NaN."""
 
     NONE = "none"
     IEEE = "all ones in the exponent, mantissa not zero"
@@ -40,13 +40,13 @@ class NaN(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """A binary number format, described by what matters to a training run. Every value is exact in float64.
+    """A binary number format, described by the properties that matter in training. Every value is exact in float64.
 
     All floating-point formats listed here have subnormals, and hardware honours them.
     """
 
     name: str
-    #: What the log, torch or else ml_dtypes call it, without the module's prefix.
+    #: Name of the dtype in the log, in torch or, if neither has it, in ml_dtypes, without the module's prefix.
     dtype: str
     kind: Kind = Kind.FLOAT
     exponent_bits: int
@@ -55,21 +55,21 @@ class Format:
     bias: int
     #: Largest finite value.
     max: float
-    #: An overflowing cast gives Inf (true, as in IEEE 754), or else NaN where there is one, or else the maximum.
+    #: Whether an overflowing cast gives Inf (IEEE 754). If false, it gives NaN, or the maximum in a format without NaN.
     has_infinity: bool = True
     nan: NaN = NaN.IEEE
-    #: Tensors can be stored in it; false for what exists inside a matrix unit only.
+    #: Whether tensors can be stored in it; false for a format that exists only inside a matrix unit (TF32).
     stored: bool = True
     source: str
 
     @property
     def sign_bits(self) -> int:
-        """1, or 0 for a scale."""
+        """Number of sign bits: 1, or 0 for a scale."""
         return 0 if self.kind is Kind.SCALE else 1
 
     @property
     def bits(self) -> int:
-        """Bits of a code (19 for TF32, which occupies 32 in memory)."""
+        """Number of bits of a code (19 for TF32, which occupies 32 in memory)."""
         return self.sign_bits + self.exponent_bits + self.mantissa_bits
 
     @property
@@ -113,7 +113,7 @@ class Format:
 
     @property
     def max_code(self) -> int:
-        """Code of the largest finite value; ``code & max`` of smaller ones count up to it without a gap."""
+        """Code of the largest finite value, sign bit 0. Codes 0 to ``max_code`` are the magnitudes in order."""
         everything = 1 << (self.exponent_bits + self.mantissa_bits)
         if self.nan is NaN.IEEE:
             return everything - (1 << self.mantissa_bits) - 1
@@ -121,9 +121,9 @@ class Format:
 
     @property
     def overflow_limit(self) -> float:
-        """Positive values above this one leave the format under round-to-nearest; see ``tie_overflows`` for it itself.
+        """Positive values above this limit overflow under round-to-nearest; the limit itself: ``tie_overflows``.
 
-        The midpoint between ``max`` and the value that would come next.
+        It is the midpoint between ``max`` and the value that would come next.
         """
         ulp = (
             self.min_subnormal if self.kind is Kind.INTEGER else math.ldexp(1.0, self.max_exponent - self.mantissa_bits)
@@ -132,9 +132,9 @@ class Format:
 
     @property
     def tie_overflows(self) -> bool:
-        """Whether ``overflow_limit`` itself leaves: the tie goes to the even neighbour.
+        """Whether a value of exactly ``overflow_limit`` overflows: the tie goes to the neighbour with an even code.
 
-        That is the one outside, except in E4M3FN, whose 448 ends in an even mantissa: there 464 still rounds to 448.
+        The even neighbour is the one outside, except in E4M3FN: its 448 has an even code, so 464 still rounds to 448.
         """
         return self.kind is Kind.SCALE or self.max_code % 2 == 1
 
@@ -340,10 +340,10 @@ _BY_DTYPE = {f.dtype: f for f in FORMATS.values()}
 
 
 def format_of_dtype(dtype: str) -> Format:
-    """The format behind a dtype as the log spells it (``float16``, ``bfloat16``, ``float8_e4m3fn`` ...).
+    """Return the element format of a dtype as the log spells it (``float16``, ``bfloat16``, ``float8_e4m3fn`` ...).
 
     Raises:
-        UsageError: the dtype is not an element type precdoctor knows.
+        UsageError: no element format has this dtype.
     """
     try:
         return _BY_DTYPE[dtype.removeprefix("torch.")]

@@ -1,13 +1,13 @@
-"""FP8 scaling recipes: the scale each step of a tensor would have had, and what the cast at that scale would have done.
+"""FP8 scaling recipes: the scale that each step of a tensor would have had.
 
-A tensor is multiplied by ``scale`` before the cast. *Current* scaling takes it from the tensor itself, *delayed*
+A tensor is multiplied by ``scale`` before the cast. *Current* scaling derives it from the tensor itself, *delayed*
 scaling from the amax of earlier steps, which costs no extra pass and goes stale when amax jumps. Both bring an amax to
 the format's maximum: ``scale = max / amax / 2**margin``. Blocks have scales of their own and no history; see
 :func:`precdoctor.numerics.block_prediction.predict_blocks`.
 
-Two states of a history make a bad scale, and here neither does: an amax of 0 (``max / 0`` is Inf, and with an epsilon
-in its place the next non-zero tensor saturates) and one that is not finite (it poisons the history for as long as it
-stays in it). Such entries are left out; with none left the scale stays what it was, 1 at the start.
+Two kinds of history entry would make a bad scale: an amax of 0 (``max / 0`` is Inf, and with an epsilon instead of 0
+the next non-zero tensor saturates) and a non-finite one (it poisons the scale for as long as it is in the history).
+Both are left out here. If no entry remains, the previous scale is kept; the first scale is 1.
 
 Sources: Micikevicius et al., "FP8 Formats for Deep Learning", arXiv:2209.05433, section 3; Transformer Engine,
 ``DelayedScaling`` (margin, amax_history_len, amax_compute_algo).
@@ -27,7 +27,7 @@ from precdoctor.numerics.formats import FP32, Format
 
 
 class Amax(enum.Enum):
-    """Which amax of the history counts."""
+    """Which amax of the history determines the scale."""
 
     MAX = "max"
     MOST_RECENT = "recent"
@@ -35,7 +35,7 @@ class Amax(enum.Enum):
 
 @dataclass(frozen=True)
 class CurrentScaling:
-    """The scale of each step follows from the tensor itself.
+    """The scale of each step follows from the amax of the tensor at that step.
 
     Attributes:
         margin: binades to stay below the format's maximum.
@@ -53,11 +53,11 @@ class DelayedScaling:
 
     Attributes:
         history: how many steps back; Transformer Engine's default is 1024.
-        amax: the largest of them, or the last one.
+        amax: whether the largest or the most recent amax of the history counts.
         margin: binades to stay below the format's maximum.
 
     Raises:
-        ValueError: a history without a step.
+        ValueError: ``history`` is below 1.
     """
 
     history: int = 1024
@@ -77,12 +77,12 @@ Recipe = CurrentScaling | DelayedScaling
 
 @dataclass(frozen=True, eq=False)
 class AmaxSeries:
-    """The amax of one tensor over the steps that were recorded.
+    """The amax of one tensor over the recorded steps.
 
     Attributes:
         steps: increasing, shape ``(n,)``.
-        amax: over finite elements; 0 when all are zero, NaN when there is none; shape ``(n,)``.
-        non_finite: whether the tensor also held a NaN or Inf, so that an amax taken on the device was none.
+        amax: over finite elements; 0 if all are zero, NaN if no element is finite; shape ``(n,)``.
+        non_finite: whether the tensor also held a NaN or Inf, so that an amax over all of its elements is not finite.
     """
 
     steps: Ints
@@ -91,10 +91,10 @@ class AmaxSeries:
 
     @classmethod
     def of(cls, amax: Sequence[float | None] | Floats, steps: Sequence[int] | Ints | None = None) -> AmaxSeries:
-        """From plain numbers, one per step; None, NaN and Inf are non-finite entries.
+        """Build a series from plain numbers, one per step; None, NaN and Inf become non-finite entries.
 
         Raises:
-            ValueError: the steps do not increase, or are not as many.
+            ValueError: the steps do not increase, or their number differs from that of the amaxes.
         """
         values = np.asarray(amax, dtype=np.float64)  # None becomes NaN
         at = np.arange(values.size) if steps is None else np.asarray(steps, dtype=np.int64)
@@ -105,7 +105,7 @@ class AmaxSeries:
 
     @property
     def usable(self) -> Bools:
-        """Entries a scale can follow from: finite and not zero."""
+        """Mask of the entries that a scale can be derived from: finite and not zero."""
         usable: Bools = (self.amax > 0.0) & ~self.non_finite
         return usable
 
@@ -115,11 +115,11 @@ class ScaleSeries:
     """The scale of every recorded step; all arrays have shape ``(n,)``.
 
     Attributes:
-        scale: the multiplier in front of the cast.
-        kept: nothing usable to derive it from: the scale before it was kept.
-        cold: there was none before either, so that it is 1: the first step of a delayed recipe.
-        non_finite: a NaN or Inf lies in the window; here it is left out, elsewhere it would decide.
-        sparse: the window holds no recorded step, so the last one before it stands in.
+        scale: the multiplier before the cast.
+        kept: whether the window held no usable amax, so that the previous scale was kept.
+        cold: whether there was no previous scale either, so that it is 1: the first step of a delayed recipe.
+        non_finite: whether a NaN or Inf lies in the window. It is left out here; other implementations would use it.
+        sparse: whether the window holds no recorded step, so that the last one before the window is used instead.
     """
 
     scale: Floats
@@ -130,15 +130,15 @@ class ScaleSeries:
 
 
 def scale_series(series: AmaxSeries, fmt: Format, recipe: Recipe) -> ScaleSeries:
-    """The scale each recorded step would have had.
+    """Return the scale that each recorded step would have had.
 
-    Between samples amax is not known: a history of K steps holds the samples among them, and never less than the one
-    before, so a log sampled every N steps shows scales up to N steps staler than the run's own.
+    The amax between samples is unknown: a history of K steps uses the samples among them, and at least the last sample
+    before. So a log sampled every N steps shows scales up to N steps staler than those of the run.
 
     Args:
-        series: of the tensor.
-        fmt: what is cast to.
-        recipe: current or delayed.
+        series: amax of the tensor.
+        fmt: the target format.
+        recipe: current or delayed scaling.
     """
     n = series.steps.size
     usable = series.usable
@@ -165,22 +165,22 @@ def scale_series(series: AmaxSeries, fmt: Format, recipe: Recipe) -> ScaleSeries
 
 
 def _scale_of(amax: Floats, fmt: Format, margin: int) -> Floats:
-    """``max / amax / 2**margin``, at most FP32's largest number; 1 where amax is 0."""
+    """Return ``max / amax / 2**margin``, at most FP32's largest number; 1 for an amax of 0."""
     with np.errstate(over="ignore"):
         scale = fmt.max / np.where(amax > 0.0, amax, fmt.max) / 2.0**margin
     return np.where(amax > 0.0, np.clip(scale, FP32.min_subnormal, FP32.max), 1.0)
 
 
 def _filled(scale: Floats, kept: Bools) -> Floats:
-    """Where ``kept``, the last scale before that was not; 1 before the first one."""
+    """Replace the scales marked ``kept`` by the last scale before them that is not marked; by 1 if there is none."""
     at = np.maximum.accumulate(np.where(kept, -1, np.arange(scale.size))) if scale.size else np.zeros(0, dtype=np.int64)
     return np.where(at < 0, 1.0, scale[np.maximum(at, 0)])
 
 
 def _window_max(values: Floats, first: Ints, last: Ints) -> Floats:
-    """``max(values[first:last])`` for every pair, 0 for an empty one; ``values`` are not negative.
+    """Return ``max(values[first:last])`` for every pair, 0 for an empty window; ``values`` must not be negative.
 
-    From maxima over stretches of 1, 2, 4 ... elements, two of which cover any window.
+    Built from maxima over stretches of 1, 2, 4 ... elements, two of which cover any window.
     """
     length = last - first
     out = np.zeros(values.size)
@@ -195,7 +195,7 @@ def _window_max(values: Floats, first: Ints, last: Ints) -> Floats:
 
 
 def headroom_binades(amax: Floats, scale: Floats, fmt: Format) -> Floats:
-    """``log2(max / (amax * scale))``; NaN where amax is 0 or NaN."""
+    """Return ``log2(max / (amax * scale))``; NaN if amax is 0 or NaN."""
     known = amax > 0.0
     logs = np.log2(np.where(known, amax, 1.0)) + np.log2(scale)
     return np.where(known, math.log2(fmt.max) - logs, math.nan)

@@ -1,9 +1,9 @@
-"""What a cast would do when groups of elements have a scale each: a token, a channel, a head, 128 features in a row.
+"""Effects of a cast in which each group of elements has its own scale: a token, channel, head or 128 adjacent features.
 
-A group's scale brings its own amax to the format's maximum (symmetric, round to nearest, a scale in FP32), so all that
-counts is the ratio of an element to the amax of its group. The log has a histogram of these ratios by binade, and the
-same with each element weighted by the square of that amax: the first gives shares, the second the energy of the error.
-With few groups and with thousands it is as long.
+A group's scale (FP32, symmetric) brings the group's own amax to the format's maximum, so the result depends only on the
+ratio of each element to its group's amax. The log has two histograms of these ratios by binade: one counts elements and
+gives shares, the other weighs each element by its group's amax squared and gives the energy of the error. Their length
+does not depend on the number of groups.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from precdoctor.numerics.formats import Format, Kind
 from precdoctor.numerics.prediction import Prediction
 from precdoctor.numerics.tally import Bins, Tally, ragged, tally
 
-#: Which elements share a scale, as ``--scaling`` names it and the columns of the log begin.
+#: Which elements share a scale: values of ``--scaling``, and prefixes of the log's columns.
 GROUPINGS = ("token", "channel", "head", "group128")
-#: Ratios told apart: down to ``2**-63``, the last entry is open downwards.
+#: Entries of a histogram of ratios: down to ``2**-63``, with the last entry open downwards.
 LIMIT = 64
-#: Ratios are quotients of floating-point numbers: an element may stand one rounding beside its binade.
+#: A ratio is a rounded quotient, so it may fall just outside the binade of the exact one.
 _SLACK = 2.0**-22
-#: Points per binade that stand for the elements in it.
+#: Points per binade that represent the elements in it.
 _POINTS = 64
 
 
 @dataclass(frozen=True)
 class GroupHistogram:
-    """Elements by how far they lie below the amax of their group; the largest of each group is left out.
+    """Elements by their ratio to the amax of their group; the largest element of each group is left out.
 
     Attributes:
         counts: entry ``r`` counts the elements with ``2**-(r+1) < |x| / amax <= 2**-r``; trailing zeros may be missing.
-        energy: entry ``r`` is the sum of ``amax**2`` over them.
-        elements: finite and not zero, the largest ones included.
-        sum_sq: of all elements.
+        energy: entry ``r`` is the sum of ``amax**2`` over the elements that ``counts[r]`` counts.
+        elements: number of finite non-zero elements, the largest of each group included.
+        sum_sq: sum of squares of all elements.
     """
 
     counts: tuple[int, ...]
@@ -62,10 +62,10 @@ class GroupHistogram:
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any], grouping: str) -> GroupHistogram | None:
-        """From a ``tensors`` row's ``<grouping>_hist``, ``<grouping>_energy``, ``exp_hist`` and ``sum_sq``.
+        """Read a ``tensors`` row's ``<grouping>_hist``, ``<grouping>_energy``, ``exp_hist`` and ``sum_sq``.
 
         Returns:
-            None where the grouping is not recorded.
+            None if the log does not record the grouping.
         """
         counts, energy = row.get(f"{grouping}_hist"), row.get(f"{grouping}_energy")
         if counts is None or energy is None or isinstance(counts, float):  # pandas puts NaN for a missing list
@@ -75,7 +75,7 @@ class GroupHistogram:
 
 
 def predict_groups(histogram: GroupHistogram, fmt: Format) -> Prediction:
-    """What casting to ``fmt`` with a scale per group would do; errors are taken after scaling back.
+    """Predict a cast to ``fmt`` with one scale per group; errors are measured after scaling back.
 
     Args:
         histogram: of the groups.
@@ -83,8 +83,7 @@ def predict_groups(histogram: GroupHistogram, fmt: Format) -> Prediction:
     """
     limits = Limits.of(fmt)
     counts = np.array(histogram.counts, dtype=np.float64)
-    cells = _cells(counts, fmt)
-    _, points, weights = spread([_cells(counts, fmt)], _POINTS)
+    cells, points, weights = spread([_cells(counts, fmt)], _POINTS)
     n = max(float(histogram.elements), 1.0)
 
     def fraction(statement: Statement) -> Estimate:
@@ -118,25 +117,27 @@ def predict_groups(histogram: GroupHistogram, fmt: Format) -> Prediction:
 
 
 def _cells(counts: Floats, fmt: Format) -> Cells:
-    """Where the elements of each entry lie under their group's scale."""
+    """Return one cell for each non-empty entry, in the unit of ``fmt``, after scaling by the group's scale."""
     r = np.arange(counts.size)
     lo = np.where(r < LIMIT - 1, np.ldexp(fmt.max * (1.0 - _SLACK), -r - 1), 0.0)
     hi = np.minimum(np.ldexp(fmt.max * (1.0 + _SLACK), -r), fmt.max)
     used = counts > 0.0
     none = np.zeros(int(used.sum()))
-    # From the smallest up, as neighbours are wanted for the guess.
+    # The order is descending, in which points_of sees no slope between neighbours and spreads elements evenly.
     return Cells(lo[used], hi[used], counts[used], none.astype(np.bool_), none)
 
 
 def tally_groups(
     lengths: Ints, counts: Ints, energy: Floats, elements: Ints, sum_sq: Floats, fmt: Format
 ) -> tuple[Tally, Bins]:
-    """What becomes of many tensors, from their columns; see :func:`precdoctor.numerics.tally.tally`.
+    """Predict a cast of many tensors from their columns; see :func:`precdoctor.numerics.tally.tally`.
 
     Args:
         lengths: entries of each tensor's histogram, shape ``(tensors,)``.
-        counts: those of all tensors, one after the other; ``energy`` likewise.
-        elements: of each tensor, finite and not zero; and ``sum_sq``, of its squares.
+        counts: the entries of all tensors, one after the other; ``energy`` likewise.
+        energy: see :class:`GroupHistogram`.
+        elements: number of finite non-zero elements of each tensor, shape ``(tensors,)``.
+        sum_sq: sum of squares of each tensor, shape ``(tensors,)``.
         fmt: the format.
     """
     tensor, r = ragged(lengths)
@@ -165,9 +166,8 @@ def tally_groups(
 
 @lru_cache(maxsize=64)
 def _likely_errors(fmt: Format) -> Floats:
-    """Per entry of a histogram the expected squared error over ``amax**2``."""
-    cells = _cells(np.ones(LIMIT), fmt)
-    _, points, weights = spread([cells], _POINTS)
+    """Return the expected squared error over ``amax**2`` of an element in each entry of a histogram."""
+    cells, points, weights = spread([_cells(np.ones(LIMIT), fmt)], _POINTS)
     errors = squared_errors(points, cells, fmt, Limits.of(fmt), aligned=False)
     out: Floats = (weights * errors).sum(axis=1) / fmt.max**2
     return out

@@ -1,8 +1,8 @@
-"""The exponent histogram: the one small row from which any format at any scale can be answered.
+"""The exponent histogram: one small row per tensor that predicts a cast to any format at any scale.
 
-Bin ``k`` counts the magnitudes in ``(2**k, 2**(k+1)]``, which is the exponent of the float64 just below ``|x|``. The
-closed upper end is what makes "flushed to zero under round-to-nearest-even" exact at power-of-two scales: a format
-flushes exactly the magnitudes up to and including half its smallest subnormal, a power of two, ties included.
+Bin ``k`` counts the magnitudes in ``(2**k, 2**(k+1)]``. The closed upper end makes the count of elements "flushed to
+zero under round-to-nearest-even" exact at power-of-two scales: a format flushes exactly the magnitudes up to and
+including half its smallest subnormal, a power of two, ties included.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from precdoctor.numerics.arrays import Floats, Ints
 from precdoctor.numerics.formats import Format
 
-#: Bins reach from 2**EXP_MIN to 2**(EXP_MAX + 1). FP32's smallest subnormal, 2**-149, closes bin -150; only FP64 has
-#: magnitudes outside, and those are kept in the end bins.
+#: Bins reach from 2**EXP_MIN to 2**(EXP_MAX + 1). FP32's smallest subnormal, 2**-149, closes bin -150. Only FP64 has
+#: magnitudes outside; the end bins count them.
 EXP_MIN = -160
 EXP_MAX = 160
 
@@ -32,7 +33,7 @@ class Interval:
 
     @property
     def exact(self) -> bool:
-        """Whether nothing is left open."""
+        """Whether ``low`` equals ``high``."""
         return self.low == self.high
 
 
@@ -49,10 +50,10 @@ def bin_of(magnitude: float) -> int:
     return min(max(k, EXP_MIN), EXP_MAX)
 
 
-def bins_of(magnitudes: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+def bins_of(magnitudes: Floats) -> Ints:
     """:func:`bin_of` for an array of any shape; signs are ignored, zeros get the lowest bin.
 
-    NaN and Inf must have been taken out.
+    The caller must have removed NaN and Inf.
     """
     mantissa, exponent = np.frexp(np.abs(magnitudes))
     bins = np.where(mantissa == 0.5, exponent - 2, exponent - 1).astype(np.int64)
@@ -69,18 +70,18 @@ class ExponentHistogram:
     """
 
     lo: int
-    counts: npt.NDArray[np.int64]
+    counts: Ints
 
     @classmethod
-    def of(cls, lo: int | None, counts: Sequence[int] | npt.NDArray[np.int64] | None) -> ExponentHistogram:
-        """From the two columns of the log; nulls give the empty histogram."""
+    def of(cls, lo: int | None, counts: Sequence[int] | Ints | None) -> ExponentHistogram:
+        """Build a histogram from the two columns of the log; None or empty columns give the empty histogram."""
         if lo is None or counts is None or len(counts) == 0:
             return cls(0, np.zeros(0, dtype=np.int64))
         return cls(int(lo), np.asarray(counts, dtype=np.int64))
 
     @classmethod
     def of_values(cls, values: npt.ArrayLike) -> ExponentHistogram:
-        """Counted from an array of any shape, dtypes that float64 holds exactly; zero, NaN and Inf are left out."""
+        """Count an array of any shape, of a dtype that float64 holds exactly; zero, NaN and Inf are left out."""
         x = np.abs(np.asarray(values, dtype=np.float64)).ravel()
         bins = bins_of(x[(x > 0.0) & (x < math.inf)])
         if bins.size == 0:
@@ -89,7 +90,7 @@ class ExponentHistogram:
 
     @property
     def total(self) -> int:
-        """How many elements it holds."""
+        """Number of elements counted."""
         return int(self.counts.sum())
 
     def __eq__(self, other: object) -> bool:
@@ -103,7 +104,7 @@ class ExponentHistogram:
         return hash((t.lo, t.counts.tobytes()))
 
     def trimmed(self) -> ExponentHistogram:
-        """The same counts without empty bins at either end; empty is ``(0, [])``."""
+        """Return the same counts without empty bins at either end; an empty histogram becomes ``(0, [])``."""
         used = np.flatnonzero(self.counts)
         if used.size == 0:
             return ExponentHistogram(0, np.zeros(0, dtype=np.int64))
@@ -111,7 +112,7 @@ class ExponentHistogram:
         return ExponentHistogram(self.lo + first, self.counts[first : last + 1])
 
     def merge(self, other: ExponentHistogram) -> ExponentHistogram:
-        """Counts of both, exact in any order (integers)."""
+        """Return the sum of both histograms: integers, so exact in any order."""
         a, b = self.trimmed(), other.trimmed()
         if a.counts.size == 0:
             return b
@@ -125,13 +126,13 @@ class ExponentHistogram:
         return ExponentHistogram(lo, out)
 
     def shift(self, scale: float) -> ExponentHistogram:
-        """The histogram of the same elements times ``scale``, a power of two: exact, ties included.
+        """Return the histogram of the same elements times ``scale``, a power of two: exact, ties included.
 
-        What leaves ``[EXP_MIN, EXP_MAX]`` is kept in the end bins.
+        Elements that leave ``[EXP_MIN, EXP_MAX]`` are counted in the end bins.
 
         Raises:
-            ValueError: ``scale`` is not a finite power of two; or an end bin, whose members may lie anywhere beyond,
-                would have to move inwards.
+            ValueError: ``scale`` is not a finite power of two; or an end bin holds elements and would have to move
+                inwards, although their magnitudes may lie anywhere beyond that end.
         """
         if not 0.0 < scale < math.inf or math.frexp(scale)[0] != 0.5:
             raise ValueError(f"a histogram is shifted by a finite power of two, got {scale!r}")
@@ -150,10 +151,10 @@ class ExponentHistogram:
         return ExponentHistogram(lo, counts)
 
     def __getitem__(self, bins: slice) -> ExponentHistogram:
-        """``histogram[a:b]``: the elements of bins ``a`` to ``b - 1``; either end may be left out.
+        """``histogram[a:b]``: the elements of bins ``a`` to ``b - 1``; either bound may be omitted.
 
         Raises:
-            TypeError: not a slice, or one with a step.
+            TypeError: ``bins`` is not a slice, or has a step.
         """
         if getattr(bins, "step", 1) is not None:
             raise TypeError("a histogram is cut with histogram[a:b]; the ends are bins")
@@ -163,7 +164,7 @@ class ExponentHistogram:
         return ExponentHistogram(first, self.counts[first - self.lo : last - self.lo]).trimmed()
 
     def at_most(self, limit: float) -> Interval:
-        """How many magnitudes are ``<= limit``: exact at a power of two, else the open bin is the interval.
+        """Count the magnitudes ``<= limit``. Exact at a power of two; elsewhere the bin of ``limit`` is in doubt.
 
         Raises:
             ValueError: ``limit`` is NaN.
@@ -175,13 +176,13 @@ class ExponentHistogram:
         if math.isinf(limit):
             return Interval(float(self.total), float(self.total))
         k = bin_of(limit)
-        closed = math.frexp(limit)[0] == 0.5 and EXP_MIN < k < EXP_MAX  # the limit is bin k's own closed end
+        closed = math.frexp(limit)[0] == 0.5 and EXP_MIN < k < EXP_MAX  # the limit is the closed end of bin k
         below = int(self.counts[: max(0, k - self.lo)].sum())
         inside = int(self.counts[k - self.lo]) if 0 <= k - self.lo < self.counts.size else 0
         return Interval(float(below + (inside if closed else 0)), float(below + inside))
 
     def flushed(self, fmt: Format, scale: float = 1.0) -> Interval:
-        """How many elements become zero when multiplied by ``scale`` and rounded to nearest in ``fmt``.
+        """Count the elements that become zero when multiplied by ``scale`` and rounded to nearest in ``fmt``.
 
         Exact at power-of-two scales, ties included.
 
@@ -195,91 +196,91 @@ class ExponentHistogram:
 
 @dataclass(frozen=True, eq=False)
 class Histograms:
-    """Exponent histograms of many tensors, one after the other.
+    """Exponent histograms of many tensors in flat arrays, one histogram after the other.
 
     Attributes:
-        lo: bin of each tensor's first count, shape ``(tensors,)``; any number where it has none.
-        lengths: how many counts each tensor has, shape ``(tensors,)``.
-        counts: int64, all of them, shape ``(lengths.sum(),)``.
+        lo: bin of each tensor's first count, shape ``(tensors,)``; any number for a tensor without counts.
+        lengths: number of counts of each tensor, shape ``(tensors,)``.
+        counts: int64, the counts of all tensors, shape ``(lengths.sum(),)``.
     """
 
-    lo: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
-    counts: npt.NDArray[np.int64]
+    lo: Ints
+    lengths: Ints
+    counts: Ints
 
     @classmethod
     def of(cls, histograms: Sequence[ExponentHistogram]) -> Histograms:
-        """From single ones."""
+        """Concatenate single histograms."""
         counts = [h.counts for h in histograms]
         lengths = np.array([c.size for c in counts], dtype=np.int64)
         lo = np.array([h.lo for h in histograms], dtype=np.int64)
         return cls(lo, lengths, np.concatenate([np.zeros(0, np.int64), *counts]))
 
     @cached_property
-    def whose(self) -> npt.NDArray[np.int64]:
-        """The tensor of each count, shape of ``counts``."""
+    def whose(self) -> Ints:
+        """Index of the tensor that each count belongs to, shape of ``counts``."""
         return np.repeat(np.arange(self.lengths.size), self.lengths)
 
     @cached_property
-    def bins(self) -> npt.NDArray[np.int64]:
-        """The bin of each count, shape of ``counts``."""
+    def bins(self) -> Ints:
+        """Bin number of each count, shape of ``counts``."""
         return np.arange(self.counts.size) + np.repeat(self.lo - self._starts, self.lengths)
 
     @cached_property
-    def preceding(self) -> npt.NDArray[np.int64]:
-        """Elements of the same tensor in lower bins, shape of ``counts``."""
+    def preceding(self) -> Ints:
+        """Number of elements of the same tensor in lower bins, shape of ``counts``."""
         return self._running[:-1] - np.repeat(self._running[self._starts], self.lengths)
 
     @cached_property
-    def total(self) -> npt.NDArray[np.int64]:
-        """Elements of each tensor."""
+    def total(self) -> Ints:
+        """Number of elements of each tensor, shape ``(tensors,)``."""
         return self.below(EXP_MAX + 1)
 
     @cached_property
-    def _starts(self) -> npt.NDArray[np.int64]:
+    def _starts(self) -> Ints:
         return np.cumsum(self.lengths) - self.lengths
 
     @cached_property
-    def _running(self) -> npt.NDArray[np.int64]:
+    def _running(self) -> Ints:
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.counts)])
 
     def row(self, tensor: int) -> ExponentHistogram:
-        """The histogram of one tensor; the empty one without counts."""
+        """Return the histogram of one tensor; an empty one for a tensor without counts."""
         start, length = int(self._starts[tensor]), int(self.lengths[tensor])
         return ExponentHistogram.of(int(self.lo[tensor]), self.counts[start : start + length])
 
-    def taken(self, tensors: npt.NDArray[np.int64]) -> Histograms:
-        """The histograms of some tensors."""
+    def taken(self, tensors: Ints) -> Histograms:
+        """Select histograms by index of the tensor."""
         lengths = self.lengths[tensors]
         at = np.arange(int(lengths.sum())) + np.repeat(self._starts[tensors] - np.cumsum(lengths) + lengths, lengths)
         return Histograms(self.lo[tensors], lengths, self.counts[at])
 
-    def below(self, bins: npt.NDArray[np.int64] | int) -> npt.NDArray[np.int64]:
-        """Elements in bins lower than ``bins``, a number or one per tensor."""
+    def below(self, bins: Ints | int) -> Ints:
+        """Count each tensor's elements in bins lower than ``bins``, a number or an array with one number per tensor."""
         ends = self._starts + np.clip(bins - self.lo, 0, self.lengths)
         return self._running[ends] - self._running[self._starts]
 
-    def at_most(self, limit: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The ends of :meth:`ExponentHistogram.at_most`, low and high; ``limit`` has the shape ``(tensors,)``."""
+    def at_most(self, limit: Floats) -> tuple[Ints, Ints]:
+        """Lower and upper counts of :meth:`ExponentHistogram.at_most` per tensor; all shapes are ``(tensors,)``."""
         finite = np.where(limit > 0.0, np.minimum(limit, np.finfo(np.float64).max), 1.0)
         k = bins_of(finite)
         closed = (np.frexp(finite)[0] == 0.5) & (k > EXP_MIN) & (k < EXP_MAX)
         low, high = (np.where(np.isinf(limit), self.total, self.below(end)) for end in (k + closed, k + 1))
         return np.where(limit > 0.0, low, 0), np.where(limit > 0.0, high, 0)
 
-    def window(self, first: int, size: int) -> npt.NDArray[np.int64]:
-        """Counts of the bins ``first .. first + size - 1``, shape ``(tensors, size)``."""
+    def window(self, first: int, size: int) -> Ints:
+        """Return the counts of bins ``first .. first + size - 1``, shape ``(tensors, size)``; 0 for absent bins."""
         out = np.zeros((self.lengths.size, size), dtype=np.int64)
         inside = (self.bins >= first) & (self.bins < first + size)
         out[self.whose[inside], self.bins[inside] - first] = self.counts[inside]
         return out
 
-    def sums(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Sum over each tensor's elements of ``values``, one per count."""
+    def sums(self, values: Floats) -> Floats:
+        """Sum ``counts * values`` over each tensor, shape ``(tensors,)``; ``values`` has one entry per count."""
         return np.bincount(self.whose, self.counts * values, minlength=self.lengths.size).astype(np.float64)
 
-    def merged(self, group: npt.NDArray[np.int64], groups: int) -> Histograms:
-        """Tensors of one group added up, without empty bins at either end; ``group`` has the shape ``(tensors,)``."""
+    def merged(self, group: Ints, groups: int) -> Histograms:
+        """Add up the tensors of each group and trim empty bins; ``group``: group of each, shape ``(tensors,)``."""
         used = self.counts > 0
         whose, bins = group[self.whose[used]], self.bins[used]
         lo, end = np.full(groups, EXP_MAX + 1), np.full(groups, EXP_MIN)

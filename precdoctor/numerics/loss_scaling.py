@@ -1,11 +1,11 @@
-"""Loss scaling: what a dynamic scaler would have done, told from what is known about the gradients of each step.
+"""Loss scaling: what a dynamic scaler would have done, simulated from what is known about the gradients of each step.
 
 A scaler multiplies the loss by ``scale``; a step whose gradients then hold an Inf or NaN is skipped and the scale backs
 off, and a streak of ``interval`` clean steps lets it grow. The arithmetic is that of ``torch.amp.GradScaler`` (a scale
 in FP32, factors in FP64), which has no floor and whose ceiling is FP32's: it grows to 2^127 and halves to 0.
 
-The search for the best policy weighs two losses in one currency, the share of gradient elements that never reach the
-optimizer: a skipped step loses all of its own, any other step those that are flushed at its scale.
+The search for the best policy adds up one loss, the share of gradient elements that never reach the optimizer: all
+elements of a skipped step, and those of any other step that are flushed at its scale.
 
 Source: Micikevicius et al., "Mixed Precision Training", arXiv:1710.03740, section 3.2; torch.amp.GradScaler.
 """
@@ -17,38 +17,37 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from precdoctor.numerics.arrays import Floats
+from precdoctor.numerics.arrays import Floats, Ints
 from precdoctor.numerics.cells import Estimate
 from precdoctor.numerics.formats import FP32
 from precdoctor.numerics.step_gradients import StepGradients
 
-#: An interval that no run reaches: the scale stays until it overflows.
+#: An interval longer than any run: the scale stays until it overflows.
 NEVER = 1 << 62
 #: Torch's own growth interval.
 STOCK_INTERVAL = 2000
-#: Growth intervals that are tried: those that a run is long enough to tell apart, and the stock one.
+#: Growth intervals that the search tries: those short enough to matter in a run, and the stock one.
 INTERVALS = (50, 100, 200, 500, 1000, STOCK_INTERVAL)
-#: Initial scales that are tried: 1 to 2^24; gradients that need more are below anything FP16 was made for.
+#: Initial scales that the search tries: 1 to 2^24; gradients that need more are too small for FP16.
 INITS = tuple(2.0**k for k in range(25))
-#: Losses this close count as equal: a hundredth of a percent of the gradient elements.
+#: Losses that differ by less count as equal: a hundredth of a percent of the gradient elements.
 TOLERANCE = 1e-4
 
 
 def _fp32(value: float) -> float:
-    """Rounded once to FP32; beyond its range, Inf."""
+    """Round once to FP32; Inf out of range."""
     with np.errstate(over="ignore", under="ignore"):
         return float(np.float32(value))
 
 
 @dataclass(frozen=True)
 class ScalerState:
-    """What a scaler holds before a step.
+    """The state of a scaler before a step.
 
     Attributes:
         scale: what the loss is multiplied by; a float32 value.
-        growth_tracker: clean steps since the last change or overflow.
+        growth_tracker: clean steps since the scale last changed or a step overflowed.
     """
 
     scale: float
@@ -63,12 +62,12 @@ class ScalerPolicy:
         init: scale of the first step.
         growth: factor after ``interval`` clean steps in a row.
         backoff: factor after an overflow.
-        interval: clean steps until growth; :data:`NEVER`: none.
+        interval: clean steps until growth; :data:`NEVER` disables growth.
         min_scale: backing off stops here; torch has no floor.
         max_scale: growing stops here; torch stops at the largest FP32 number.
 
     Raises:
-        ValueError: a factor or limit that makes no scaler, with the value.
+        ValueError: a factor or limit is out of its range; the message has the value.
     """
 
     init: float = 65536.0
@@ -99,11 +98,11 @@ class ScalerPolicy:
         return cls(init=scale, growth=1.0, backoff=1.0, interval=NEVER)
 
     def start(self) -> ScalerState:
-        """Before the first step."""
+        """Return the state before the first step."""
         return ScalerState(_fp32(self.init))
 
     def after(self, state: ScalerState, *, overflow: bool) -> ScalerState:
-        """What ``update()`` makes of ``state`` (torch: ``_amp_update_scale_``)."""
+        """Return the state that ``update()`` turns ``state`` into (torch: ``_amp_update_scale_``)."""
         if overflow:
             smaller = _fp32(state.scale * self.backoff)
             return ScalerState(max(smaller, min(_fp32(self.min_scale), state.scale)))
@@ -120,10 +119,10 @@ class SimulatedStep:
 
     Attributes:
         step: number of the step.
-        scale: the loss scale it runs with.
-        growth_tracker: of the scaler before it.
-        overflow: it is skipped.
-        certain: that follows from the evidence; otherwise it is the likelier of the two.
+        scale: the loss scale of the step.
+        growth_tracker: the scaler's counter before the step.
+        overflow: whether the step overflows and is skipped.
+        certain: whether the evidence proves ``overflow``; otherwise it is the likelier outcome.
     """
 
     step: int
@@ -135,14 +134,15 @@ class SimulatedStep:
 
 @dataclass(frozen=True)
 class ScalerReplay:
-    """What a policy would have done.
+    """The simulation of one policy over a run.
 
     Attributes:
         policy: the policy.
         steps: every step in order.
-        end: state of the scaler after the last one.
-        flushed: mean share of gradient elements flushed over the sampled steps that are not skipped; None without one.
-        flushed_steps: how many steps that mean is over.
+        end: state of the scaler after the last step.
+        flushed: mean share of gradient elements flushed over the sampled steps that are not skipped; None if there are
+            no such steps.
+        flushed_steps: number of steps in that mean.
     """
 
     policy: ScalerPolicy
@@ -153,31 +153,31 @@ class ScalerReplay:
 
     @property
     def overflow_steps(self) -> tuple[int, ...]:
-        """The steps that would have been skipped."""
+        """Numbers of the steps that would have been skipped."""
         return tuple(s.step for s in self.steps if s.overflow)
 
     @property
     def uncertain_steps(self) -> int:
-        """Steps of which the log does not tell whether they overflow at the simulated scale."""
+        """Number of steps for which the log does not prove whether they overflow at the simulated scale."""
         return sum(not s.certain for s in self.steps)
 
     @property
     def lost(self) -> float:
-        """Share of all gradient elements lost: all of a skipped step's, the flushed ones of the others."""
+        """Share of all gradient elements lost: those of skipped steps, and the flushed ones of the others."""
         return share_lost(len(self.overflow_steps), len(self.steps), self.flushed.estimate if self.flushed else 0.0)
 
 
 def simulate(
     policy: ScalerPolicy, gradients: Sequence[StepGradients], start: ScalerState | None = None
 ) -> ScalerReplay:
-    """What ``policy`` would have done over these steps, one scaler update each.
+    """Simulate ``policy`` over these steps, one scaler update each.
 
-    Where the evidence leaves open whether a step overflows, the estimate decides, and the step is not ``certain``.
+    If the evidence does not prove whether a step overflows, the estimate decides, and the step is not ``certain``.
 
     Args:
         policy: the scaler.
-        gradients: in order.
-        start: the scaler's state before the first of them; default: as the policy starts.
+        gradients: of the steps, in order.
+        start: the scaler's state before the first step; default: the policy's initial state.
     """
     limits = np.array([g.limit.estimate for g in gradients])
     state, steps, flushed = start or policy.start(), [], []
@@ -196,19 +196,21 @@ def simulate(
 
 
 def levels(policy: ScalerPolicy, limits: Floats, state: ScalerState) -> Iterator[tuple[int, int, ScalerState, bool]]:
-    """The stretches of steps that end in an overflow (true) or in growth: first, stop, state before, overflow.
+    """Yield stretches of steps that end in an overflow, in growth or at the last step: first, stop, state, overflow.
 
-    Steps between are not looked at one by one, which is what makes a search over policies quick.
+    ``state`` is the state before step ``first``. The steps inside a stretch are not visited one by one, which makes a
+    search over policies fast.
 
     Args:
+        policy: the scaler.
         limits: smallest scale at which each step overflows, shape ``(steps,)``.
-        state: before the first step.
+        state: the state before the first step.
     """
-    hits: dict[float, npt.NDArray[np.int64]] = {}
+    hits: dict[float, Ints] = {}
     first = 0
     while first < limits.size:
         if state.scale not in hits:
-            if len(hits) >= 256:  # factors that are no powers of two make new scales for ever
+            if len(hits) >= 256:  # factors that are no powers of two produce new scales without end
                 hits.clear()
             hits[state.scale] = np.flatnonzero(limits <= state.scale)
         over = hits[state.scale]
@@ -223,7 +225,7 @@ def levels(policy: ScalerPolicy, limits: Floats, state: ScalerState) -> Iterator
 
 
 def mean_share(shares: Sequence[Estimate | None]) -> Estimate | None:
-    """The mean of those that are known; None when none is."""
+    """Return the mean of the known shares; None if none is known."""
     known = [s for s in shares if s is not None]
     if not known:
         return None
@@ -234,21 +236,21 @@ def mean_share(shares: Sequence[Estimate | None]) -> Estimate | None:
 
 
 def share_lost(skipped: int, steps: int, flushed: float) -> float:
-    """Share of gradient elements lost when ``skipped`` steps lose all of theirs, the others ``flushed`` on average."""
+    """Share of gradient elements lost if ``skipped`` steps lose all of theirs and the others ``flushed`` on average."""
     return (skipped + (steps - skipped) * flushed) / steps if steps else 0.0
 
 
 @dataclass(frozen=True)
 class PolicyScore:
-    """How a policy does on a run.
+    """The outcome of a policy on a run.
 
     Attributes:
         policy: the policy.
-        skipped: steps that overflow.
-        flushed: mean share of elements flushed over the sampled steps that are not skipped; None without one.
-        lost: share of all gradient elements lost either way.
-        lowest: smallest scale it comes to.
-        highest: largest scale.
+        skipped: number of steps that overflow.
+        flushed: mean share of elements flushed over the sampled steps that are not skipped; None if there are none.
+        lost: share of all gradient elements lost to skipped steps and flushing.
+        lowest: smallest scale during the run.
+        highest: largest scale during the run.
     """
 
     policy: ScalerPolicy
@@ -266,16 +268,17 @@ def search(
     inits: Sequence[float] = INITS,
     intervals: Sequence[int] = INTERVALS,
 ) -> list[PolicyScore]:
-    """Every combination of ``inits`` and ``intervals`` scored on a run, the least ``lost`` first.
+    """Score every combination of ``inits`` and ``intervals`` on a run, the least ``lost`` first.
 
-    Where several lose the same (to within :data:`TOLERANCE`, with equally few skipped steps), first comes the one in
-    the middle of their initial scales, which leaves room on both sides, with the longest interval, which probes least.
+    If several lose the same (to within :data:`TOLERANCE`, with equally few skipped steps), the first is the one with
+    the longest interval, which causes the fewest trial overflows, and among these the one in the middle of their
+    initial scales, which leaves room on both sides.
 
     Args:
         gradients: of the run, in order.
-        base: where all other settings are taken from; default: torch's.
+        base: policy that all other settings are taken from; default: torch's.
         inits: initial scales; those outside the limits of ``base`` are left out.
-        intervals: growth intervals; of those longer than the run only the shortest is tried.
+        intervals: growth intervals; of those longer than the run only one is tried: torch's own, else the shortest.
     """
     base = base or ScalerPolicy()
     scorer = _Scorer(gradients)
@@ -294,19 +297,21 @@ def search(
 
 
 def _stock(intervals: Sequence[int]) -> int:
+    """Return torch's own interval if it is among ``intervals``, else the shortest."""
     return STOCK_INTERVAL if STOCK_INTERVAL in intervals else min(intervals)
 
 
 class _Scorer:
-    """Scores policies on one run; what is flushed at a scale is worked out once."""
+    """Scores policies on one run; caches the flushed shares per scale."""
 
     def __init__(self, gradients: Sequence[StepGradients]) -> None:
         self._gradients = gradients
         self._limits = np.array([g.limit.estimate for g in gradients])
         self._sampled = np.array([i for i, g in enumerate(gradients) if g.histogram is not None], dtype=np.int64)
-        self._sums: dict[float, np.ndarray[tuple[int], np.dtype[np.float64]]] = {}
+        self._sums: dict[float, Floats] = {}
 
     def score(self, policy: ScalerPolicy) -> PolicyScore:
+        """Simulate one policy and total its losses."""
         skipped, measured, total = 0, 0, 0.0
         lowest, highest = math.inf, 0.0
         for first, stop, state, overflow in levels(policy, self._limits, policy.start()):
@@ -321,7 +326,8 @@ class _Scorer:
         lost = share_lost(skipped, len(self._gradients), mean or 0.0)
         return PolicyScore(policy, skipped, mean, lost, lowest if lowest < math.inf else policy.init, highest)
 
-    def _running_sums(self, scale: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def _running_sums(self, scale: float) -> Floats:
+        """Return the running sum of flushed shares over the sampled steps at ``scale``; entry 0 is 0."""
         if scale not in self._sums:
             shares = [self._gradients[i].flushed(scale) for i in self._sampled.tolist()]
             self._sums[scale] = np.concatenate([[0.0], np.cumsum([s.estimate if s else 0.0 for s in shares])])

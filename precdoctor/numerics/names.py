@@ -1,4 +1,4 @@
-"""From what people call a format to the format."""
+"""Lookup of a number format by any of its usual names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SPELLINGS = {
     "TILE_1X128": ("tile128", "1x128", "deepseek"),
     "TILE_128X128": ("128x128",),
 }
-#: Spellings that mean one of two.
+#: Spellings that fit two formats.
 _SEVERAL = {
     "fp8": ("E4M3FN", "E5M2"),
     "float8": ("E4M3FN", "E5M2"),
@@ -40,10 +40,12 @@ _PREFIX = re.compile(r"^(torch|numpy|np|jnp|jax\.numpy|ml_dtypes|tl)\.")
 
 
 def _plain(name: str) -> str:
+    """Normalise a spelling: lower case, without separators and module prefix."""
     return re.sub(r"[\s_.-]", "", _PREFIX.sub("", name.strip().lower()))
 
 
 def _known() -> dict[str, Format | BlockFormat]:
+    """Return all formats by every normalised spelling."""
     named: dict[str, Format | BlockFormat] = {**FORMATS, **SCALE_FORMATS, **BLOCK_FORMATS}
     spelled = {_plain(name): fmt for name, fmt in named.items()}
     for fmt in (*FORMATS.values(), *SCALE_FORMATS.values()):
@@ -58,12 +60,12 @@ _KNOWN = _known()
 
 
 def find_format(name: str) -> Format | BlockFormat:
-    """The format somebody means by ``E4M3``, ``fp8_e4m3fn``, ``torch.bfloat16``, ``half``, ``mxfp8`` ...
+    """Return the format called ``E4M3``, ``fp8_e4m3fn``, ``torch.bfloat16``, ``half``, ``mxfp8`` ...
 
-    Case, ``-``, ``_``, blanks and the module in front do not matter.
+    Case, ``-``, ``_``, blanks and a module prefix do not matter.
 
     Raises:
-        UsageError: nothing is called that, or two formats are; with the nearest name.
+        UsageError: no format has this name, or two have; the message suggests the nearest name.
     """
     plain = _plain(name)
     if plain in _KNOWN:
@@ -79,10 +81,10 @@ def find_format(name: str) -> Format | BlockFormat:
 
 
 def find_element_format(name: str) -> Format:
-    """As :func:`find_format`, for a format that tensors can be cast to without blocks.
+    """:func:`find_format` restricted to formats that a tensor can be cast to without blocks.
 
     Raises:
-        UsageError: unknown, a block format or a scale format.
+        UsageError: the format is unknown, a block format or a scale format.
     """
     fmt = find_format(name)
     if isinstance(fmt, BlockFormat):

@@ -1,4 +1,4 @@
-"""One cast in words: a format and how a tensor is scaled into it, as a plan names it and ``--apply`` makes it."""
+"""Casts as text: a format and the scaling of a tensor before it, as plans name them and ``--apply`` makes them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from precdoctor.numerics.blocks import BlockFormat, ScaleRule
 from precdoctor.numerics.formats import Format, Kind
 from precdoctor.numerics.names import find_format
 
-#: Operands of a matrix product that a cast can be named for.
+#: Operands of a matrix product that can have a cast.
 ROLES = ("weight", "input", "grad_output")
 _NONE, _TENSOR = "none", "tensor"
 
 
 @dataclass(frozen=True)
 class NarrowCast:
-    """A format, and what multiplies a tensor before it is cast.
+    """A format, and the scaling of a tensor before it is cast.
 
     Attributes:
         format: of at most 32 bits.
@@ -38,17 +38,17 @@ class NarrowCast:
 
     @property
     def scale(self) -> float | None:
-        """The multiplier that is the same for all tensors; None where each tensor or block has its own."""
+        """The multiplier if it is the same for all tensors; None if each tensor or block has its own."""
         if isinstance(self.format, BlockFormat) or self.scaling == _TENSOR:
             return None
         return 1.0 if self.scaling == _NONE else float(self.scaling)
 
     @classmethod
     def of(cls, name: str, scaling: str) -> NarrowCast:
-        """The cast to the format called ``name``.
+        """Return the cast to the format called ``name``.
 
         Raises:
-            UsageError: no such format or scaling, or one that cannot be made on a tensor by itself.
+            UsageError: the format or scaling is unknown, or cannot be applied to a tensor by itself.
         """
         fmt = find_format(name)
         element = fmt.element if isinstance(fmt, BlockFormat) else fmt
@@ -67,10 +67,10 @@ class NarrowCast:
 
 
 def parse_casts(text: str) -> dict[str, NarrowCast]:
-    """``weight E4M3FN tensor, grad_output E5M2 tensor`` as casts by role; the inverse of :func:`casts_in_words`.
+    """Parse ``weight E4M3FN tensor, grad_output E5M2 tensor`` into casts by role; inverse of :func:`casts_in_words`.
 
     Raises:
-        UsageError: a role that is none of :data:`ROLES` or comes twice, or a cast that cannot be made.
+        UsageError: a role is not in :data:`ROLES` or occurs twice, or a cast is invalid.
     """
     found: dict[str, NarrowCast] = {}
     for part in text.split(","):
@@ -82,7 +82,7 @@ def parse_casts(text: str) -> dict[str, NarrowCast]:
 
 
 def casts_in_words(casts: dict[str, NarrowCast]) -> str:
-    """Casts by role as one line."""
+    """Return casts by role as one line of text."""
     return ", ".join(f"{role} {cast}" for role, cast in casts.items())
 
 

@@ -1,8 +1,8 @@
-"""What casting a tensor would do to it, told from one row of statistics: any format, any scale, no tensor needed.
+"""Effects of casting a tensor, predicted from one row of statistics: any format, any scale, without the tensor.
 
-Every quantity comes as an interval that contains the truth, and a point estimate. Where the row proves the answer, the
-two ends meet: flushed under round-to-nearest at power-of-two scales, saturated where amax stays below the limit.
-Elements are multiplied by the scale without rounding: exact for FP32 and narrower, where the product fits a float64.
+Every quantity is an interval that contains the truth, with a point estimate. If the row proves the answer, the two
+ends are equal: flushed under round-to-nearest at power-of-two scales, saturated if amax stays below the limit.
+Elements are multiplied by the scale without rounding: exact for FP32 and narrower, whose product fits a float64.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from precdoctor.numerics.formats import Format, Kind
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram, bin_of
 
 _LARGEST = float(np.finfo(np.float64).max)
-#: ``sum_sq`` was added up in floating point; this much of it is not relied upon.
+#: ``sum_sq`` was added up in floating point; its relative error may be this large.
 _SUM_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
 class TensorStatistics:
-    """The part of a log row that predictions need; all of it over finite elements.
+    """The columns of a log row that predictions need; all of them over finite elements.
 
     Attributes:
         histogram: exponents of the non-zero elements.
-        amax: largest magnitude; None when not known, or when there is no non-zero element.
+        amax: largest magnitude; None if unknown, or if every element is zero.
         amin_nonzero: smallest non-zero magnitude; None likewise.
-        sum_sq: sum of squares; None when not known.
-        source: the format the elements are in; None when not known (then nothing is assumed about it).
+        sum_sq: sum of squares; None if unknown.
+        source: the format the elements are in; None if unknown (then nothing is assumed about it).
 
     Raises:
-        ValueError: amax or amin_nonzero do not lie in the last or first bin: the row contradicts itself.
+        ValueError: amax lies outside the last bin, or amin_nonzero outside the first: the row contradicts itself.
     """
 
     histogram: ExponentHistogram
@@ -71,10 +71,10 @@ class TensorStatistics:
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any], source: Format | None = None) -> TensorStatistics:
-        """From the columns ``exp_lo, exp_hist, amax, amin_nonzero, sum_sq`` of a ``tensors`` row.
+        """Read the columns ``exp_lo, exp_hist, amax, amin_nonzero, sum_sq`` of a ``tensors`` row.
 
         Raises:
-            ValueError: they contradict each other.
+            ValueError: the columns contradict each other.
         """
         histogram = ExponentHistogram.of(row.get("exp_lo"), row.get("exp_hist"))
         numbers = [row.get(name) for name in ("amax", "amin_nonzero", "sum_sq")]
@@ -84,19 +84,19 @@ class TensorStatistics:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a cast does; fractions are of the elements that are finite and not zero.
+    """The effects of a cast; fractions are of the finite non-zero elements.
 
     Attributes:
-        scale: the multiplier in front of the cast; None where each block has its own.
-        elements: how many elements the fractions refer to.
+        scale: the multiplier before the cast; None if each block or group has its own.
+        elements: number of finite non-zero elements.
         flushed: fraction that becomes zero.
-        subnormal: fraction that becomes subnormal, keeping fewer bits.
+        subnormal: fraction that becomes subnormal and keeps fewer bits.
         saturated: fraction beyond the largest value that still rounds to the maximum: clipped, or turned to Inf or NaN.
-        headroom_binades: ``log2(max / (amax * scale))``; negative when the tensor does not fit.
+        headroom_binades: ``log2(max / (amax * scale))``; negative if the tensor does not fit.
         relative_error: L2 norm of the error over that of the tensor.
-        sqnr_db: the same in decibels, ``-20 log10``; -inf when something becomes Inf.
+        sqnr_db: ``relative_error`` in decibels, ``-20 log10``; -inf if an element becomes Inf.
         scales_flushed: fraction of the blocks whose scale itself becomes zero (NVFP4); None without block scales.
-        bulk_sqnr_db: estimated SQNR of the smaller nine tenths of the elements; of integers, else None.
+        bulk_sqnr_db: estimated SQNR of the smallest nine tenths of the elements; None unless the format is an integer.
     """
 
     scale: float | None
@@ -118,15 +118,15 @@ def predict(
     scale: float = 1.0,
     saturate: bool | None = None,
 ) -> Prediction:
-    """What casting ``tensor * scale`` to ``fmt``, round to nearest even, would do; errors are taken after scaling back.
+    """Predict a cast of ``tensor * scale`` to ``fmt``, round to nearest even; errors are measured after scaling back.
 
     A tensor without a finite non-zero element is cast exactly: fractions 0, error 0, SQNR and headroom infinite.
 
     Args:
-        statistics: of the tensor as it lies in memory.
+        statistics: of the tensor before scaling.
         fmt: an element format.
-        scale: the multiplier in front of the cast.
-        saturate: out-of-range elements are clipped rather than turned into Inf; default: as the format has no Inf.
+        scale: the multiplier before the cast.
+        saturate: clip out-of-range elements rather than turn them into Inf; default: true for a format without Inf.
 
     Raises:
         ValueError: ``scale`` is not a finite positive number.
@@ -167,7 +167,7 @@ def predict(
 
 
 def _parts(statistics: TensorStatistics, scale: float) -> list[Cells]:
-    """The histogram's bins as cells, times ``scale``; the smallest and the largest element as cells of their own."""
+    """Return the bins as cells, times ``scale``, with the smallest and the largest element as cells of their own."""
     histogram = statistics.histogram.trimmed()
     used = np.flatnonzero(histogram.counts)
     k, n = histogram.lo + used, histogram.counts[used].astype(np.float64)
@@ -184,10 +184,10 @@ def _parts(statistics: TensorStatistics, scale: float) -> list[Cells]:
         known.append((statistics.amax, grid[-1]))
     if statistics.amin_nonzero and k.size:
         lo[0], closed[0] = statistics.amin_nonzero, True
-        if n[0] > 0.0:  # else it is the same element
+        if n[0] > 0.0:  # else both are the same element
             n[0] -= 1.0
             known.append((statistics.amin_nonzero, grid[0]))
-    closed |= lo * scale == 0.0  # too small for float64, and so possibly zero itself
+    closed |= lo * scale == 0.0  # lo underflows in float64, so an element may be zero itself
     left = n > 0.0
     bins = Cells((lo * scale)[left], (hi * scale)[left], n[left], closed[left], (grid * scale)[left])
     return [bins, *(replace(Cells.at(np.array([v * scale])), grid=np.array([g * scale])) for v, g in known)]
@@ -196,9 +196,10 @@ def _parts(statistics: TensorStatistics, scale: float) -> list[Cells]:
 def _squared_relative_error(
     statistics: TensorStatistics, scale: float, guess_of: tuple[Cells, Floats, Floats], fmt: Format, limits: Limits
 ) -> tuple[float, float, float]:
-    """Energy of the error over energy of the tensor under a saturating cast: low, high, estimate.
+    """Bound and estimate error energy over signal energy under a saturating cast: low, high, estimate.
 
-    No element's error exceeds the element itself (zero and the maximum are both to be had), so none exceeds 1.
+    The error of an element never exceeds the element itself (zero and the maximum are both representable), so the
+    result is at most 1.
     """
     cells, points, weights = guess_of
     if cells.total == 0.0:
@@ -207,7 +208,7 @@ def _squared_relative_error(
     sure_flushed = limits.flushed(cells)[0]
     if sure_flushed.all():
         return 1.0, 1.0, 1.0
-    # All energies are taken relative to the top bin, so that no square leaves float64's range.
+    # All energies are relative to the top bin, so that no square leaves float64's range.
     top = math.frexp(float(cells.hi.max()))[1]
     unit = math.ldexp(1.0, min(max(top, -1000), 1000))
     n, aligned = cells.counts, math.frexp(scale)[0] == 0.5
@@ -229,7 +230,7 @@ def _squared_relative_error(
 
 
 def _with_infinities(error: Estimate, saturated: Estimate, elements: float) -> tuple[Estimate, Estimate]:
-    """The error when what does not fit becomes Inf: one such element, and it is infinite."""
+    """Return error and SQNR of a cast that turns out-of-range elements into Inf; one of them makes both infinite."""
     error = Estimate(
         low=math.inf if saturated.low > 0.0 else error.low,
         high=math.inf,
@@ -239,6 +240,7 @@ def _with_infinities(error: Estimate, saturated: Estimate, elements: float) -> t
 
 
 def _headroom(statistics: TensorStatistics, scale: float, fmt: Format) -> Estimate:
+    """Bound the binades between ``amax * scale`` and the maximum; infinite for an empty tensor."""
     histogram = statistics.histogram.trimmed()
     if histogram.total == 0:
         return Estimate(math.inf, math.inf, math.inf)

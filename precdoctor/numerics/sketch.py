@@ -1,8 +1,8 @@
-"""Sketches: eight sums from which the distance of two tensors can be told without having them side by side.
+"""Sketches: eight sums per tensor from which the distance of two tensors is estimated without loading both.
 
 Element i of a tensor, in logical order, is added to sum i mod 8 with a sign that depends on i alone. The squared
 distance of two sketches is then an unbiased estimate of that of the tensors (a count sketch; Charikar et al., 2002),
-with a relative standard deviation of at most one half; of the distance, about a quarter.
+with a relative standard deviation of at most one half; for the distance, about a quarter.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ import numpy as np
 import numpy.typing as npt
 
 WIDTH: Final = 8
-#: Signs repeat after so many elements, times the sign of the repetition.
+#: Signs repeat after this many elements; each repetition is multiplied by a sign of its own.
 TILE: Final = 1 << 14
-#: Where the signs of the repetitions begin.
+#: Index in the sign sequence at which the signs of the repetitions begin.
 _REPETITIONS: Final = 1 << 40
 
 
 @functools.cache
 def tile_signs() -> npt.NDArray[np.float64]:
-    """The signs of the elements of one tile: 1.0 or -1.0, of shape (TILE,)."""
+    """Return the signs of the elements of one tile: 1.0 or -1.0, shape ``(TILE,)``."""
     return _signs(0, TILE)
 
 
 @functools.lru_cache(maxsize=64)
 def repetition_signs(first: int, count: int) -> npt.NDArray[np.float64]:
-    """The signs of tiles ``first`` to ``first + count``, of shape (count,)."""
+    """Return the signs of tiles ``first`` to ``first + count - 1``, shape ``(count,)``."""
     return _signs(_REPETITIONS + first, count)
 
 
 def _signs(first: int, count: int) -> npt.NDArray[np.float64]:
-    """The highest bit of SplitMix64 of an index: the same on every machine and in every version of anything."""
+    """Return the highest bit of SplitMix64 of each index as a sign: identical on every machine and in every version."""
     x = (np.arange(first, first + count, dtype=np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,8 +1,8 @@
-"""What one training step says about loss scales it was not run with: where it overflows, and how much is flushed.
+"""Facts of one training step about loss scales that it did not run with: where it overflows, and how much it flushes.
 
 Gradients are linear in the loss scale. With ``A`` the largest unscaled magnitude, they overflow exactly from
-``overflow_limit / A`` on. Where ``A`` is not known, a step that was clean at some scale is clean below it, and one that
-overflowed does so above it.
+``overflow_limit / A`` on. If ``A`` is unknown, a step that was clean at some scale is clean at smaller ones, and a step
+that overflowed does so at larger ones.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from precdoctor.numerics.tail import Tail, flushed_tail
 
 @dataclass(frozen=True)
 class OverflowLimit:
-    """From which loss scale on the gradients of one step overflow.
+    """The loss scale from which on the gradients of one step overflow.
 
     Attributes:
-        clean_up_to: at this scale and below nothing overflows; 0 when no scale is known to be clean.
-        overflows_from: at this scale and above something does; Inf when none is known to.
-        estimate: the smallest scale that is taken to overflow; between the two.
+        clean_up_to: no gradient overflows at this scale or below; 0 if no scale is known to be clean.
+        overflows_from: a gradient overflows at this scale and above; Inf if no scale is known to overflow.
+        estimate: the smallest scale assumed to overflow; between the other two.
     """
 
     clean_up_to: float
@@ -40,17 +40,17 @@ class OverflowLimit:
 
     @classmethod
     def unknown(cls) -> OverflowLimit:
-        """Nothing is known; taken to be clean."""
+        """Nothing is known; every scale is assumed to be clean."""
         return cls(0.0, math.inf, math.inf)
 
     @classmethod
     def always(cls) -> OverflowLimit:
-        """Not finite whatever the scale: the forward pass, or the loss itself."""
+        """Non-finite at any scale: the forward pass, or the loss itself."""
         return cls(0.0, 0.0, 0.0)
 
     @classmethod
     def of_amax(cls, amax: float, fmt: Format = FP16) -> OverflowLimit:
-        """From the exact largest magnitude of the *unscaled* gradients that are held in ``fmt``: no doubt is left.
+        """Derive the exact limit from the largest magnitude of the *unscaled* gradients, which are stored in ``fmt``.
 
         Raises:
             ValueError: ``amax`` is negative or not finite.
@@ -61,12 +61,12 @@ class OverflowLimit:
         return cls(math.nextafter(first, 0.0) if first < math.inf else math.inf, first, first)
 
     def observed(self, scale: float, *, overflow: bool) -> OverflowLimit:
-        """With what the step itself showed at ``scale``; observation beats what contradicts it.
+        """Combine the limit with what the step did at ``scale``; this observation overrides facts that contradict it.
 
         After an overflow the finite elements say nothing about those that left the range: the limit lies at or below
-        ``scale``, and half of it is the estimate unless a smaller one is known.
+        ``scale``, and is estimated as half of it unless a smaller estimate is known.
         """
-        if scale == 0.0:  # multiplied by nothing, gradients show nothing; what is not finite even so always is
+        if scale == 0.0:  # gradients times 0 prove nothing, but one that is not finite even at 0 always is
             return OverflowLimit.always() if overflow else self
         if overflow:
             likely = self.estimate if self.estimate <= scale else math.nextafter(scale / 2.0, math.inf)
@@ -77,23 +77,23 @@ class OverflowLimit:
         )  # fmt: skip
 
     def overflows(self, scale: float) -> bool | None:
-        """Whether the step overflows at ``scale``; None when that is open."""
+        """Whether the step overflows at ``scale``; None if unknown."""
         if scale <= self.clean_up_to:
             return False
         return True if scale >= self.overflows_from else None
 
     @property
     def ideal(self) -> Estimate:
-        """The largest power of two with zero overflow, which is also the one that flushes least.
+        """The largest power of two without overflow, which is also the one that flushes least.
 
-        0 when no scale is clean, Inf when every scale is. ``low`` is clean for sure.
+        0 if no scale is clean, Inf if every scale is. ``low`` is surely clean.
         """
         low = _power_at_most(self.clean_up_to)
         return Estimate.of(low, max(low, _power_below(self.overflows_from)), _power_below(self.estimate))
 
 
 def _first_overflowing(amax: float, fmt: Format) -> float:
-    """The smallest scale whose product with ``amax`` leaves the format under round-to-nearest; Inf for none."""
+    """Return the smallest scale whose product with ``amax`` overflows under round-to-nearest; Inf if there is none."""
     if amax == 0.0:
         return math.inf
     scale = fmt.overflow_limit / amax
@@ -111,11 +111,12 @@ def _first_overflowing(amax: float, fmt: Format) -> float:
 
 
 def _power_at_most(value: float) -> float:
+    """Return the largest power of two up to ``value``; 0 and Inf stay."""
     return value if value in (0.0, math.inf) else math.ldexp(1.0, math.frexp(value)[1] - 1)
 
 
 def _power_below(value: float) -> float:
-    """The largest power of two below ``value``."""
+    """Return the largest power of two below ``value``."""
     if value in (0.0, math.inf):
         return value
     mantissa, exponent = math.frexp(value)
@@ -128,12 +129,12 @@ class StepGradients:
 
     Attributes:
         step: number of the step.
-        limit: from which scale on they overflow.
-        histogram: exponents of the gradients as they were held, times ``scale``; None between samples.
-        zeros: elements that were exactly zero: structural, or flushed by the cast they went through.
-        scale: the multiplier they carry.
-        format: what they are held in.
-        rounded: they went through ``format`` at ``scale`` already, so that some of the zeros may be flushed elements.
+        limit: the loss scale from which on they overflow.
+        histogram: exponents of the gradients as stored, times ``scale``; None for a step that is not sampled.
+        zeros: number of elements that were exactly zero: structural, or flushed by a cast.
+        scale: the loss scale that the recorded gradients carry.
+        format: the format they are stored in.
+        rounded: whether they were cast to ``format`` at ``scale``, so that some of the zeros may be flushed elements.
     """
 
     step: int
@@ -151,11 +152,11 @@ class StepGradients:
         return flushed_tail(self.histogram, self.zeros, self.format)
 
     def flushed(self, scale: float) -> Estimate | None:
-        """Share of the gradient elements other than structural zeros that are zero at loss scale ``scale``.
+        """Share of the gradient elements, structural zeros left out, that are zero at loss scale ``scale``.
 
-        Which of the recorded zeros the cast made is not known: low takes them as coming back, high as lost, and the
-        estimate follows the shape of the histogram at the flush limit (:mod:`precdoctor.numerics.tail`). None between
-        samples.
+        Unknown is which of the recorded zeros the cast made: ``low`` takes all of them as recovered, ``high`` as lost,
+        and the estimate follows the shape of the histogram at the flush limit (:mod:`precdoctor.numerics.tail`). None
+        if the step is not sampled.
 
         Raises:
             ValueError: ``scale`` is not a finite positive number.
@@ -174,21 +175,22 @@ class StepGradients:
         return _share(low, high + zeros, likely + still, seen + zeros, seen + zeros, seen + hidden)
 
     def _newly_flushed(self, histogram: ExponentHistogram, limit: float) -> tuple[float, float, float]:
-        """Of the recorded non-zero elements, those whose true magnitude is at most ``limit``: at least, most, likely.
+        """Count the recorded non-zero elements whose true magnitude is at most ``limit``: minimum, maximum, likely.
 
-        What was rounded already may have come from up to half a step away: a stored element at the limit, from above.
+        A stored element that was rounded may come from up to half a step away: one at the limit, from above it.
         """
         reached = histogram.at_most(limit)
         middle = (reached.low + reached.high) / 2.0
         if not self.rounded:
             return reached.low, reached.high, middle
         sure = histogram.at_most(limit / 2.0).low
-        # With n steps up to the limit, the top bin stands for n/2 + 1/2 to n + 1/2 steps; the first one for 1/2 to 3/2.
+        # With n steps up to the limit, the top bin covers n/2 + 1/2 to n + 1/2 steps; the first bin 1/2 to 3/2.
         likely = sure + (middle - sure) * (1.0 - 1.0 / max(limit / self.format.min_subnormal, 2.0))
         return sure, reached.high, likely
 
 
 def _share(low: float, high: float, estimate: float, of_low: float, of_high: float, of: float) -> Estimate:
+    """Divide low, high and estimate by totals of their own; all 0 if there are no elements."""
     if of_high == 0.0:
         return Estimate(0.0, 0.0, 0.0)
     return Estimate.of(low / of_low, high / of_high, estimate / of if of else 0.0)

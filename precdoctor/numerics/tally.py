@@ -1,7 +1,7 @@
-"""What a cast would do to many tensors at once: the bounds of :mod:`.prediction`, with a quick estimate.
+"""Effects of a cast on many tensors at once: the bounds of :mod:`.prediction`, with a cheaper estimate.
 
-A log has a row per tensor and step, a thousand times as many as it has tensors. All of them are looked at here, in a
-few array operations per batch, to find the steps worth a full prediction and to add up what happens over all steps.
+A log has one row per tensor and step, a thousand times as many rows as tensors. This module evaluates all of them in a
+few array operations per batch, to find the steps worth a full prediction and to total the effects over all steps.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from precdoctor.numerics.arrays import Floats, Ints
+from precdoctor.numerics.arrays import Bools, Floats, Ints
 from precdoctor.numerics.block_prediction import placement
 from precdoctor.numerics.blocks import BlockFormat, BlockHistogram, ScaleRule
 from precdoctor.numerics.casting_array import cast_array
@@ -26,13 +25,14 @@ _LARGEST = float(np.finfo(np.float64).max)
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """Histograms of many tensors in the unit of the format they are cast to (after scaling).
+    """Histograms of many tensors in the unit of the target format, after scaling.
 
     Attributes:
-        tensors: how many tensors there are.
-        tensor: int64, shape ``(bins,)``: whose bin it is.
-        lo: ``counts[i]`` magnitudes lie in ``[lo[i], hi[i]]``; ``lo`` itself only where ``closed``.
-        likely_lo: where they most probably begin; ``likely_hi``: and end.
+        tensors: number of tensors.
+        tensor: int64, shape ``(bins,)``: index of the tensor that each bin belongs to.
+        lo: bin ``i`` holds ``counts[i]`` magnitudes in ``[lo[i], hi[i]]``, ``lo[i]`` itself only if ``closed[i]``.
+        likely_lo: where the magnitudes of the bin most probably begin.
+        likely_hi: where they most probably end.
     """
 
     tensors: int
@@ -40,7 +40,7 @@ class Bins:
     counts: Floats
     lo: Floats
     hi: Floats
-    closed: npt.NDArray[np.bool_]
+    closed: Bools
     likely_lo: Floats
     likely_hi: Floats
 
@@ -48,14 +48,14 @@ class Bins:
     def of_histograms(
         cls, first: Ints, lengths: Ints, counts: Ints, amax: Floats, amin_nonzero: Floats, scale: Floats
     ) -> Bins:
-        """From the columns ``exp_lo, exp_hist, amax, amin_nonzero`` of many rows.
+        """Build bins from the columns ``exp_lo, exp_hist, amax, amin_nonzero`` of many rows.
 
         Args:
-            first: bin of each tensor's first count, shape ``(tensors,)``; any number where it has none.
-            lengths: how many counts each tensor has.
-            counts: all of them, shape ``(lengths.sum(),)``.
-            amax: NaN where not known; likewise ``amin_nonzero``.
-            scale: the multiplier in front of the cast, finite and positive.
+            first: bin of each tensor's first count, shape ``(tensors,)``; any number for a tensor without counts.
+            lengths: number of counts of each tensor.
+            counts: the counts of all tensors, shape ``(lengths.sum(),)``.
+            amax: largest magnitude of each tensor, NaN if unknown; ``amin_nonzero`` likewise for the smallest.
+            scale: the multiplier before the cast, finite and positive.
         """
         tensor, place = ragged(lengths)
         used = counts > 0
@@ -66,7 +66,7 @@ class Bins:
             hi = np.fmax(np.fmin(hi, amax[tensor]), lo)
             top = np.searchsorted(tensor, np.arange(lengths.size), side="right") - 1  # the last used bin of each tensor
             known = np.flatnonzero(np.bincount(tensor, minlength=lengths.size).astype(bool) & (amax > 0.0))
-            n[top[known]] -= 1.0  # a largest element whose size is known is a bin of its own
+            n[top[known]] -= 1.0  # if amax is known, the largest element becomes a bin of its own
             peak = np.minimum(amax[known] * scale[known], _LARGEST)
             closed = amin_nonzero[tensor] >= lo
             lo = np.fmin(np.fmax(lo, amin_nonzero[tensor]), hi)
@@ -78,12 +78,12 @@ class Bins:
 
     @classmethod
     def of_blocks(cls, lengths: Ints, counts: Ints, blocks: Ints, fmt: BlockFormat, rule: ScaleRule) -> Bins:
-        """From the columns ``block<size>_hist, block<size>_amax_hist`` of rows; takes every scale as a normal number.
+        """Build bins from ``block<size>_hist, block<size>_amax_hist``. Every scale is taken as a normal number.
 
         Args:
-            lengths: how many counts each tensor has, shape ``(tensors,)``.
-            counts: all of them, shape ``(lengths.sum(),)``.
-            blocks: how many blocks each tensor has, all-zero ones left out.
+            lengths: number of counts of each tensor, shape ``(tensors,)``.
+            counts: the counts of all tensors, shape ``(lengths.sum(),)``.
+            blocks: number of blocks of each tensor, all-zero blocks left out.
         """
         tensor, r = ragged(lengths)
         used = counts > 0
@@ -91,11 +91,12 @@ class Bins:
         peak, reach = placement(fmt, rule)
         lo = np.where(r == BlockHistogram.LIMIT - 1, 0.0, np.ldexp(reach[0], -r))
         hi = np.minimum(np.ldexp(reach[1], -r), peak[1])
-        # Without the mantissa of the amax the middle half of what is possible is where most are, and none above it.
+        # The mantissa of a block's amax is unknown, so most elements are taken to lie in the middle half of the
+        # possible range.
         middle = math.sqrt(peak[0] * peak[1])
         likely = np.ldexp(middle / math.sqrt(2.0), -r)
         likely_lo, likely_hi = np.maximum(likely, lo), np.minimum(2.0 * likely, np.where(r == 0, middle, hi))
-        # Of each block one element is the amax itself.
+        # One element of each block is the amax itself.
         own = np.flatnonzero(blocks)
         n[r == 0] = np.maximum(n[r == 0] - blocks[tensor[r == 0]], 0.0)
         at = np.ones(own.size)
@@ -113,13 +114,13 @@ class Bins:
 
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """What becomes of each tensor; counts of elements, float64, shape ``(tensors,)``.
+    """Effects of a cast on each tensor; counts of elements, float64, shape ``(tensors,)``.
 
     Attributes:
-        elements: finite and not zero.
+        elements: number of finite non-zero elements.
         flushed: low, high, estimate.
         saturated: low, high, estimate.
-        error: estimated energy of the error of a saturating cast over energy of the tensor; 0 for an empty one.
+        error: estimated energy of the error of a saturating cast over the energy of the tensor; 0 for an empty tensor.
     """
 
     elements: Floats
@@ -129,9 +130,9 @@ class Tally:
 
 
 def tally(bins: Bins, fmt: Format) -> Tally:
-    """Casts every tensor of ``bins`` to ``fmt``, round to nearest even.
+    """Count what a cast of every tensor of ``bins`` to ``fmt``, round to nearest even, flushes and saturates.
 
-    The ends contain those of ``predict``; the estimate takes elements as evenly spread between the ends of their bin.
+    Each interval contains the one of ``predict``; the estimate takes elements as evenly spread over their bin.
     """
     limits = Limits.of(fmt)
     lo, hi, n = bins.lo, bins.hi, bins.counts
@@ -158,14 +159,18 @@ def tally(bins: Bins, fmt: Format) -> Tally:
     )
 
 
-def _share(part: Floats, whole: Floats, all_of_it: npt.NDArray[np.bool_]) -> Floats:
+def _share(part: Floats, whole: Floats, all_of_it: Bools) -> Floats:
+    """Return ``part / whole``, clipped to 0 .. 1; 0 for an empty whole, 1 where ``all_of_it``."""
     share = np.clip(np.divide(part, whole, out=np.zeros_like(part), where=whole > 0.0), 0.0, 1.0)
     out: Floats = np.where(all_of_it, 1.0, share)
     return out
 
 
 def _relative_error(bins: Bins, fmt: Format, limits: Limits, per_tensor: Callable[[Floats], Floats]) -> Floats:
-    """Even spread inside bins: mean square ``(a**2 + ab + b**2) / 3``, rounding error ``step**2 / 12``."""
+    """Return error energy over signal energy per tensor, with elements spread evenly over their bins.
+
+    Then the mean square is ``(a**2 + ab + b**2) / 3`` and the rounding error ``step**2 / 12``.
+    """
     peak = np.zeros(bins.tensors)
     np.maximum.at(peak, bins.tensor, bins.likely_hi)
     unit = np.maximum(peak, np.finfo(np.float64).tiny)[bins.tensor]
@@ -176,7 +181,7 @@ def _relative_error(bins: Bins, fmt: Format, limits: Limits, per_tensor: Callabl
     lost = np.where(middle <= limits.flush, square, np.minimum(rounding, square))
     beyond = np.maximum(b - np.maximum(fmt.max / unit, a), 0.0)
     share = np.divide(beyond, b - a, out=np.where(b > fmt.max / unit, 1.0, 0.0), where=b > a)
-    start = np.maximum(a - fmt.max / unit, 0.0)  # what is clipped of the smallest clipped element
+    start = np.maximum(a - fmt.max / unit, 0.0)  # how far the smallest clipped element lies above the maximum
     end = start + beyond
     lost += share * (start * start + start * end + end * end) / 3.0
     known = np.flatnonzero(a == b)
@@ -189,7 +194,7 @@ def _relative_error(bins: Bins, fmt: Format, limits: Limits, per_tensor: Callabl
 
 
 def ragged(lengths: Ints) -> tuple[Ints, Ints]:
-    """For lists one after the other: of which list each entry is, and its place there."""
+    """For concatenated lists: the list that each entry belongs to, and the entry's index in that list."""
     whose = np.repeat(np.arange(lengths.size), lengths)
     starts = np.cumsum(lengths) - lengths
     return whose, np.arange(whose.size) - starts[whose]

@@ -382,7 +382,7 @@ def install(*, batches: bool = True, compiled: bool = False) -> None:
         reference.measure(x, *rows, blocks)
 
     def measure_many(group, members, table, to):
-        table.bring(members)
+        table.describe(members)
         for member in members:
             job = member.job
             if job.restart:

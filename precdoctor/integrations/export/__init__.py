@@ -1,1 +1,1 @@
-"""A recorded run for other tools: plain tables, TensorBoard, Weights & Biases. No torch is needed."""
+"""Exports of a recorded run: plain tables, TensorBoard, Weights & Biases. No torch is needed."""

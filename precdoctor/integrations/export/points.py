@@ -1,4 +1,4 @@
-"""A run as dashboards want it: step by step, numbers and histograms by name."""
+"""A run as series for dashboards: numbers and histograms by name, step by step."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from precdoctor.runlog import Run
 
 @dataclass(frozen=True)
 class Choice:
-    """Tensors of these kinds in modules with these names; empty means all.
+    """A selection of tensors by kind and module; empty means all.
 
     Attributes:
-        kinds: as the column ``kind`` has them.
-        modules: globs.
+        kinds: values of the column ``kind``.
+        modules: globs of module names.
     """
 
     kinds: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
 
     def batches(self, run: Run, table: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows of a table: of tensors the chosen ones, of the others all. ``columns`` must name ``module``."""
+        """Yield the rows of a table, for ``tensors`` only the selected ones. ``columns`` must include ``module``."""
         filters = [("kind", "in", list(self.kinds))] if table == "tensors" and self.kinds else None
         for batch in run.batches(table, columns, filters):
             chosen = self._of_modules(batch) if table == "tensors" and self.modules else batch
@@ -48,24 +48,10 @@ _STEP_COLUMNS = (
     *("lost_update_fraction", "non_finite", "skipped"),
 )
 _TENSOR_COLUMNS = (
-    *(
-        "step",
-        "rank",
-        "attempt",
-        "root",
-        "module",
-        "kind",
-        "name",
-        "call",
-        "dtype",
-        "numel",
-        "nan",
-        "pos_inf",
-        "neg_inf",
-    ),
+    *("step", "rank", "attempt", "root", "module", "kind", "name", "call", "dtype", "numel"),
     *("nan", "pos_inf", "neg_inf", "zero", "subnormal", "amax", "exp_lo", "exp_hist"),
 )
-#: Formats of so few bits are filled by their scale: no headroom is no news there.
+#: Formats of at most this many bits are scaled to fill their range, so their headroom says nothing.
 _SCALED_BITS = 8
 
 
@@ -74,7 +60,8 @@ class Point:
     """One step of one process.
 
     Attributes:
-        wall_time: seconds since the epoch, at the end of the step; 0 when it was not recorded.
+        step: number of the step.
+        wall_time: seconds since the epoch, at the end of the step; 0 if it was not recorded.
         scalars: by name, such as ``train/loss`` or ``headroom_binades/output/blocks.0.attn``.
         histograms: by name, ``(exponent of the first bin, counts)``; bin k counts 2^k < abs(x) <= 2^(k+1).
     """
@@ -87,7 +74,7 @@ class Point:
 
 @dataclass(frozen=True, order=True)
 class Process:
-    """Who recorded: ``rank-00003``, ``rank-00003.1`` for its second attempt."""
+    """The recording process: ``rank-00003``, ``rank-00003.1`` for its second attempt."""
 
     rank: int
     attempt: int
@@ -98,7 +85,7 @@ class Process:
 
 
 def points(run: Run, choice: Choice) -> Iterator[tuple[Process, Iterator[Point]]]:
-    """Per process its steps, ascending. Each iterator is to be used up before the next process is asked for."""
+    """Yield the steps of each process, ascending. Exhaust each inner iterator before the next process."""
     steps: dict[Process, list[tuple[int, Mapping[str, Any]]]] = {}
     for batch in run.batches("steps", _STEP_COLUMNS):
         for row in batch.to_pylist():
@@ -107,9 +94,9 @@ def points(run: Run, choice: Choice) -> Iterator[tuple[Process, Iterator[Point]]
     left = dict(steps)
     for process, rows in tensors:
         mine = sorted(left.pop(process, []), key=lambda pair: pair[0])
-        yield process, _of_steps(heapq.merge(mine, (row for _, row in rows), key=lambda pair: pair[0]))
+        yield process, _points_of(heapq.merge(mine, (row for _, row in rows), key=lambda pair: pair[0]))
     for process, own in sorted(left.items()):
-        yield process, _of_steps(iter(sorted(own, key=lambda pair: pair[0])))
+        yield process, _points_of(iter(sorted(own, key=lambda pair: pair[0])))
 
 
 def _tensor_rows(run: Run, choice: Choice) -> Iterator[tuple[Process, tuple[int, Mapping[str, Any]]]]:
@@ -118,7 +105,7 @@ def _tensor_rows(run: Run, choice: Choice) -> Iterator[tuple[Process, tuple[int,
             yield Process(row["rank"], row["attempt"]), (row["step"], row)
 
 
-def _of_steps(rows: Iterator[tuple[int, Mapping[str, Any]]]) -> Iterator[Point]:
+def _points_of(rows: Iterator[tuple[int, Mapping[str, Any]]]) -> Iterator[Point]:
     for step, some in itertools.groupby(rows, key=lambda pair: pair[0]):
         point = Point(step)
         for _, row in some:
@@ -130,7 +117,7 @@ def _of_steps(rows: Iterator[tuple[int, Mapping[str, Any]]]) -> Iterator[Point]:
 
 
 def _add_step(point: Point, row: Mapping[str, Any]) -> None:
-    """With several optimizers (a GAN) each has curves of its own."""
+    """Add the numbers of a steps row; each of several optimizers (a GAN) gets curves of its own."""
     point.wall_time = row["wall_time"] or point.wall_time
     for name in ("loss", "lr", "grad_norm", "loss_scale", "lost_update_fraction", "non_finite", "skipped"):
         value = row[name]
@@ -142,6 +129,7 @@ def _add_step(point: Point, row: Mapping[str, Any]) -> None:
 
 
 def _add_tensor(point: Point, row: Mapping[str, Any]) -> None:
+    """Add the numbers and the histogram of a tensors row."""
     where = "/".join([row["kind"], ".".join(filter(None, (row["module"] or row["root"], row["name"])))])
     if row["call"]:
         where += f"#{row['call'] + 1}"

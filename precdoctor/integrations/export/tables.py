@@ -1,4 +1,4 @@
-"""One CSV or Parquet file per table: the whole run for anything that reads tables."""
+"""Export to one CSV or Parquet file per table."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ _FORMULA = r"^([=+\-@\t\r])"
 
 
 def to_parquet(run: Run, folder: Path, choice: Choice) -> list[Path]:
-    """``tensors.parquet``, ``steps.parquet`` and ``events.parquet``, of a run with op lists also ``ops.parquet``; all
-    ranks, names as plain strings.
+    """Write ``tensors.parquet``, ``steps.parquet``, ``events.parquet``, and ``ops.parquet`` if ops were listed.
+
+    The files hold all ranks, with names as plain strings. Returns their paths.
 
     Raises:
         RunUnreadableError: a part of the log is damaged.
@@ -35,7 +36,7 @@ def to_parquet(run: Run, folder: Path, choice: Choice) -> list[Path]:
     for table in _tables(run):
         schema = _plain(table_schema(table))
         path = folder / f"{table}.parquet"
-        with _whole(path), pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        with _removed_if_unfinished(path), pq.ParquetWriter(path, schema, compression="zstd") as writer:
             for group in _groups(choice.batches(run, table), schema):
                 writer.write_table(group)
         files.append(path)
@@ -43,8 +44,9 @@ def to_parquet(run: Run, folder: Path, choice: Choice) -> list[Path]:
 
 
 def to_csv(run: Run, folder: Path, choice: Choice) -> list[Path]:
-    """``tensors.csv``, ``steps.csv`` and ``events.csv``; lists as JSON, nulls empty, names that a spreadsheet would
-    take for a formula behind an apostrophe.
+    """Write ``tensors.csv``, ``steps.csv``, ``events.csv``, and ``ops.csv`` if ops were listed; return their paths.
+
+    Lists are JSON, nulls are empty, and an apostrophe precedes text that a spreadsheet would take for a formula.
 
     Raises:
         RunUnreadableError: a part of the log is damaged.
@@ -55,7 +57,7 @@ def to_csv(run: Run, folder: Path, choice: Choice) -> list[Path]:
         schema = _plain(table_schema(table))
         flat = pa.schema([pa.field(f.name, pa.string() if pa.types.is_list(f.type) else f.type) for f in schema])
         path = folder / f"{table}.csv"
-        with _whole(path), pa.csv.CSVWriter(str(path), flat) as writer:
+        with _removed_if_unfinished(path), pa.csv.CSVWriter(str(path), flat) as writer:
             for batch in choice.batches(run, table):
                 writer.write_batch(_flat(batch, flat))
         files.append(path)
@@ -63,8 +65,8 @@ def to_csv(run: Run, folder: Path, choice: Choice) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _whole(path: Path) -> Iterator[None]:
-    """A file that cannot be finished (a full disk, Ctrl-C) is not left there as if it were."""
+def _removed_if_unfinished(path: Path) -> Iterator[None]:
+    """Remove a file that could not be finished (a full disk, Ctrl-C), so that nobody takes it for complete."""
     try:
         yield
     except BaseException:
@@ -73,18 +75,19 @@ def _whole(path: Path) -> Iterator[None]:
 
 
 def _tables(run: Run) -> list[str]:
-    """Those of every run, and ``ops`` where something is in it."""
+    """Return the names of the tables to export: ``ops`` only if it has rows."""
     return [table for table in TABLES if table != "ops" or next(run.batches(table, ["step"]), None) is not None]
 
 
 def _plain(schema: pa.Schema) -> pa.Schema:
-    """Dictionaries are our way to save space; strings are what everybody reads."""
+    """Replace dictionary columns, which only save space, by plain ones, which every tool reads."""
     return pa.schema(
         [pa.field(f.name, f.type.value_type if pa.types.is_dictionary(f.type) else f.type, f.nullable) for f in schema]
     )
 
 
 def _groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Collect batches into tables of at least ``_GROUP`` rows, except the last."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
         held.append(batch)
@@ -96,6 +99,7 @@ def _groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa
 
 
 def _flat(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Convert a batch for CSV: lists to JSON, formulas escaped."""
     arrays = []
     for column, field in zip(batch.columns, schema, strict=True):
         if pa.types.is_list(column.type):

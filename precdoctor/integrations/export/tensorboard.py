@@ -1,4 +1,4 @@
-"""TensorBoard event files. One TensorBoard run per process; needs the package tensorboard, not torch or TensorFlow."""
+"""Export to TensorBoard event files, one run per process; needs the package tensorboard, not torch or TensorFlow."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from precdoctor.errors import UsageError
 from precdoctor.integrations.export.points import Choice, Point, points
 from precdoctor.runlog import Run
 
-#: At the end of the names of our files: what ends so may be replaced by a later export.
+#: Suffix of our files: a later export may replace files with it.
 SUFFIX = ".precdoctor"
 
 
 def to_tensorboard(run: Run, folder: Path, choice: Choice) -> list[Path]:
-    """Event files below ``folder``, one directory per process; the files.
+    """Write event files below ``folder``, one directory per process; return the files.
 
     Histograms are of binary exponents: their axis is log2 of the magnitude.
 

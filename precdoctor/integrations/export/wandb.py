@@ -1,4 +1,4 @@
-"""Weights & Biases, offline only: what is written lies on this disk until somebody types ``wandb sync``."""
+"""Export to Weights & Biases, offline only: the files stay on this disk until the user runs ``wandb sync``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from precdoctor.runlog import Run
 
 
 def to_wandb(run: Run, folder: Path, choice: Choice) -> list[Path]:
-    """One offline W&B run per process below ``folder``; their directories.
+    """Write one offline W&B run per process below ``folder``; return their directories.
 
     Raises:
         UsageError: the package wandb is not installed.

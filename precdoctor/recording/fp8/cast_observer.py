@@ -1,4 +1,4 @@
-"""The observer of the dispatch mode: follows scalings and clamps, and makes a row of every cast to float8."""
+"""The observer behind the dispatch mode: follows scalings and clamps, and makes a row of every cast to float8."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from precdoctor.numerics.formats import Format
 from precdoctor.recording import kernels
 from precdoctor.recording.fp8.cast_scope import OUTSIDE, Call, running_node
-from precdoctor.recording.fp8.provenance import Made, Notes, bound, is_float, scalar, scaled
+from precdoctor.recording.fp8.provenance import History, Notes, bound, is_float, scalar, scaled
 from precdoctor.recording.model import tensor_leaves
 from precdoctor.recording.model.module_names import Place
 from precdoctor.recording.ops.dispatched_ops import storage_key
@@ -21,16 +21,16 @@ from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.slots.cast_operand import FLOAT8, Operand, launcher
 from precdoctor.recording.slots.slot_table import Entry
 
-#: A clamp to exactly this range is half of a cast to that format.
+#: By maximum: a clamp to exactly this range is the first half of a cast to that format.
 _MAXIMA: dict[float, Format] = {f.max: f for f in reversed(FLOAT8.values())}
 
 
 class Observer:
-    """Of one module call or backward pass.
+    """Observes one module call or backward pass.
 
     Args:
-        call: gives, for an autograd node, the module call that made it; for None, the one that is observed.
-        name: takes a place, the number of a call and a name; gives the name, with a number if it was given before.
+        call: returns the module call that created an autograd node; for None, the observed call.
+        name: takes a call and a name; returns the name, with a number if it was given before.
         results: float8 tensors and the entries of their casts.
     """
 
@@ -45,8 +45,8 @@ class Observer:
         self._call_of = call
         self._name = name
         self._results = results
-        self._made = Notes()
-        #: Measured before a clamp that no cast has followed yet.
+        self._histories = Notes()
+        #: Entries measured before a clamp that no cast has followed yet.
         self._pending: dict[int, Entry] = {}
         self.casts = 0
         self.before = guarded(recorder)(self._before)
@@ -54,14 +54,15 @@ class Observer:
         self.written = guarded(recorder)(self._written)
 
     def close(self) -> None:
-        """What was measured before a clamp that was not half of a cast is no row."""
+        """Discard entries measured before a clamp that turned out not to be half of a cast."""
         for slot in self._pending:
             self._recorder.slots.touched.pop(slot, None)
         self._pending.clear()
 
-    # --- what the mode calls -----------------------------------------------------------------------------------------
+    # --- called by the mode ------------------------------------------------------------------------------------------
 
     def _before(self, what: str, args: Any, kwargs: Any) -> Any:
+        """Handle an op before it runs. Returns the entry of a cast, the history after a clamp, else None."""
         x = args[0]
         if what == "convert" and (fmt := FLOAT8.get(kwargs.get("dtype"))) is not None:
             return self._cast(x, fmt)
@@ -72,13 +73,14 @@ class Observer:
         return None
 
     def _after(self, what: str, args: Any, kwargs: Any, result: Any, before: Any) -> None:
+        """Note what an op's result is: ``before`` is the value of :meth:`_before`."""
         if what == "matmul":
             self._multiplied(args)
             self._note_product(args, kwargs)
         elif isinstance(before, Entry):
             self._results.put(result, before)
-        elif isinstance(before, Made):
-            self._made.put(result, before)
+        elif isinstance(before, History):
+            self._histories.put(result, before)
         elif what in ("mul", "div"):
             self._note(result, self._scaled(args[0], args[1], result, divide=what == "div"))
         elif what in ("convert", "copy"):
@@ -91,52 +93,56 @@ class Observer:
             self._note(result, dataclasses.replace(self._history(data), whole=False) if is_float(data) else None)
 
     def _written(self, args: Any, kwargs: Any) -> None:
+        """Delete the notes on tensors that an op has written to."""
         for x in (args[0] if args else None, kwargs.get("out")):
             if isinstance(x, Tensor):
-                self._made.drop(x)
+                self._histories.drop(x)
                 self._results.drop(x)
 
     # --- histories ---------------------------------------------------------------------------------------------------
 
-    def _history(self, x: Tensor) -> Made:
-        found = self._made.get(x)
+    def _history(self, x: Tensor) -> History:
+        """Return the history of a tensor; a new one for a tensor without a note."""
+        found = self._histories.get(x)
         if found is not None:
-            assert isinstance(found, Made), "nothing else is put there"
+            assert isinstance(found, History), "nothing else is put there"
             return found
         owner = self._recorder.names.parameter(x)
-        return Made(storage_key(x), None if owner is None else ".".join(filter(None, (owner[0].module, owner[1]))))
+        return History(storage_key(x), None if owner is None else ".".join(filter(None, (owner[0].module, owner[1]))))
 
-    def _scaled(self, a: Any, b: Any, result: Tensor, *, divide: bool) -> Made | None:
+    def _scaled(self, a: Any, b: Any, result: Tensor, *, divide: bool) -> History | None:
         found = scaled(a, b, result, divide=divide)
         if found is None:
             return None
-        made, by = self._history(found[0]), found[1]
-        return made.by_parts(by, divide=divide) if isinstance(by, Tensor) else made.times(by)
+        history, by = self._history(found[0]), found[1]
+        return history.by_parts(by, divide=divide) if isinstance(by, Tensor) else history.times(by)
 
-    def _note(self, x: Tensor, made: Made | None) -> None:
-        if made is None:
-            self._made.drop(x)
+    def _note(self, x: Tensor, history: History | None) -> None:
+        if history is None:
+            self._histories.drop(x)
         else:
-            self._made.put(x, made)
+            self._histories.put(x, history)
 
-    def _clamp(self, x: Tensor, lower: Any, upper: Any) -> Made:
-        made = self._history(x)
+    def _clamp(self, x: Tensor, lower: Any, upper: Any) -> History:
+        """Measure a tensor before a clamp to the range of a format; return the history of the result."""
+        history = self._history(x)
         limit = bound(lower, upper)
         fmt = _MAXIMA.get(limit) if limit is not None else None
         if fmt is None:
-            return dataclasses.replace(made, whole=False)
-        entry = self._measure(x, made, fmt)
+            return dataclasses.replace(history, whole=False)
+        entry = self._measure(x, history, fmt)
         if entry is not None:
             self._pending[entry.slot] = entry
-        return dataclasses.replace(made, measured=entry, whole=False)
+        return dataclasses.replace(history, measured=entry, whole=False)
 
     def _cast(self, x: Tensor, fmt: Format) -> Entry | None:
+        """Return the entry of a cast: that of a clamp just before it, else a new measurement."""
         if not is_float(x):
             return None
-        made = self._history(x)
-        entry, operand = made.measured, made.measured.operand if made.measured is not None else None
+        history = self._history(x)
+        entry, operand = history.measured, history.measured.operand if history.measured is not None else None
         if entry is None or operand is None or entry.slot not in self._pending or operand.fmt.max != fmt.max:
-            return self._measure(x, made, fmt)
+            return self._measure(x, history, fmt)
         del self._pending[entry.slot]
         operand.fmt = fmt
         return entry
@@ -155,7 +161,7 @@ class Observer:
                 operand.factors = ((value, True),)
 
     def _note_product(self, args: Any, kwargs: Any) -> None:
-        """How the product adds up is a fact of the run: over how many terms, and whether in a narrow accumulator."""
+        """Note how the product is accumulated: over how many terms, and whether in a narrow accumulator."""
         call = self._call_of(running_node())
         facts = self._recorder.facts
         if call is None or facts is None or args[0].dim() != 2:
@@ -169,65 +175,68 @@ class Observer:
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
-    def _measure(self, x: Tensor, made: Made, fmt: Format) -> Entry | None:
+    def _measure(self, x: Tensor, history: History, fmt: Format) -> Entry | None:
+        """Measure a tensor before its cast; None if the cast is in no recorded call."""
         recorder = self._recorder
         call = self._call_of(running_node())
         if call is None or not recorder.live:
             return None
         self.casts += 1
-        known = _known_as(call, made)
-        # A tensor nobody knows and nothing has multiplied may have been scaled and clipped by something not followed.
-        followed = known is not None or made.factors != ()
-        factors = made.factors if followed else None
-        operand = Operand(fmt, factors, made.whole and followed, by_parts=made.factors is None)
+        known = _known_as(call, history)
+        # An unknown tensor without factors may have been scaled and clipped by ops that are not followed.
+        followed = known is not None or history.factors != ()
+        factors = history.factors if followed else None
+        operand = Operand(fmt, factors, history.whole and followed, by_parts=history.factors is None)
         name = self._name(call, known or ("grad_output" if call.backward else "cast"))
         entry = measure(recorder, call, name, x, operand)
-        if entry is not None and made.parts is not None and (by := made.parts[0]()) is not None:
-            block_scales(recorder, entry, by, inverse=made.parts[1])
+        if entry is not None and history.parts is not None and (by := history.parts[0]()) is not None:
+            block_scales(recorder, entry, by, inverse=history.parts[1])
         return entry
 
     def quantised(self, x: Tensor, scaled: Tensor, fmt: Format, multipliers: Tensor) -> tuple[Place, str] | None:
-        """A library's quantiser was called.
+        """Record a call of a library's quantiser.
 
         Args:
-            x: what it was given.
-            scaled: the same times the scales that came out, float32.
-            fmt: what the elements were rounded to.
+            x: its input.
+            scaled: the input times the scales, float32.
+            fmt: the format of the elements.
             multipliers: the scales: one, or one per row or block.
 
         Returns:
-            The module, and the role of the operand there: ``weight``, ``input`` or ``grad_output``.
+            The module, and the role of the operand there: ``weight``, ``input`` or ``grad_output``; None if not
+                recorded.
         """
         recorder = self._recorder
         call = self._call_of(running_node())
         if call is None or not recorder.live:
             return None
         self.casts += 1
-        made = self._history(x)
-        name = self._name(call, _known_as(call, made) or ("grad_output" if call.backward else "cast"))
+        history = self._history(x)
+        name = self._name(call, _known_as(call, history) or ("grad_output" if call.backward else "cast"))
         by_parts = multipliers.numel() != 1
         operand = Operand(fmt, None if by_parts else ((scalar(multipliers), False),), whole=True, by_parts=by_parts)
         entry = measure(recorder, call, name, x, operand, scaled)
         if entry is not None and by_parts:
             block_scales(recorder, entry, multipliers, inverse=False)
-        role = "weight" if made.parameter is not None else "grad_output" if call.backward else "input"
+        role = "weight" if history.parameter is not None else "grad_output" if call.backward else "input"
         return call.place, role
 
 
-def _known_as(call: Call, made: Made) -> str | None:
-    """What the call was given a tensor as, or the name of the parameter it was."""
-    known: str | None = call.names.at(made.origin) if made.origin is not None else None
-    if known is None and made.parameter is not None:  # of another module: named as the casting one would
-        known = made.parameter.removeprefix(f"{call.place.module}.")
+def _known_as(call: Call, history: History) -> str | None:
+    """Return the name of the call's argument, or of the parameter, that a tensor began as; None for other tensors."""
+    known: str | None = call.names.at(history.origin) if history.origin is not None else None
+    if known is None and history.parameter is not None:  # another module's: relative to the casting module
+        known = history.parameter.removeprefix(f"{call.place.module}.")
     return known
 
 
 def block_scales(recorder: Recorder, operand: Entry, by: Tensor, *, inverse: bool) -> None:
-    """Put what an operand was multiplied by, by row or block, into a row of its own.
+    """Record the scales of an operand by row or block in a row of their own.
 
     Args:
-        operand: of the cast.
-        by: one number per row or block, or the divisor if ``inverse``.
+        operand: entry of the cast.
+        by: one multiplier per row or block, or divisor if ``inverse``.
+        inverse: whether ``by`` are divisors.
     """
     dense = tensor_leaves.plain(by) if recorder.options.takes("block_scale") else None
     if dense is None:
@@ -242,7 +251,7 @@ def block_scales(recorder: Recorder, operand: Entry, by: Tensor, *, inverse: boo
 def measure(
     recorder: Recorder, call: Call, name: str, x: Tensor, operand: Operand, scaled: Tensor | None = None
 ) -> Entry | None:
-    """Put the statistics of a tensor about to be cast into the row of that cast; of ``scaled`` instead, if given."""
+    """Measure a tensor that is about to be cast, or ``scaled``, into the row of the cast; None if not recorded."""
     dense = tensor_leaves.plain(x if scaled is None else scaled)
     kind = "fp8_operand" if operand.fmt.bits == 8 else "subbyte_operand"
     site = recorder.site(call.place, kind, name, x, call=call.number, phase=call.phase)
@@ -258,18 +267,18 @@ def measure(
 
 
 def outside() -> Call:
-    """For casts outside of all modules; those are not known to be part of training."""
+    """Return the scope of casts outside of all modules; in no_grad mode they do not count as training."""
     return Call(OUTSIDE, phase="no_grad" if not torch.is_grad_enabled() else "train")
 
 
 def _fast(args: Any, kwargs: Any) -> bool:
-    """``use_fast_accum``, the last argument of ``torch._scaled_mm`` in both of its forms."""
+    """Return ``use_fast_accum``, the last argument of both forms of ``torch._scaled_mm``."""
     position = 11 if isinstance(args[2], (list, tuple)) else 7
     return bool(args[position] if len(args) > position else kwargs.get("use_fast_accum", False))
 
 
 def _limits(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The bounds of a clamp or a hard tanh; None where there is none."""
+    """Return the bounds of a clamp or a hard tanh; None for a missing one."""
     lower = args[1] if len(args) > 1 else kwargs.get("min", kwargs.get("min_val"))
     upper = args[2] if len(args) > 2 else kwargs.get("max", kwargs.get("max_val"))
     return lower, upper

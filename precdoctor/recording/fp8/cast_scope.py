@@ -1,4 +1,4 @@
-"""Whose casts are observed: one module call, or one backward pass and the module calls it goes back through."""
+"""The scope of an observer: one module call, or one backward pass with the module calls whose backward it runs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from precdoctor.recording.fp8.provenance import Notes
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
 
-#: Number of the next autograd node of this thread.
+#: Returns the number of the next autograd node of this thread.
 node_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined] # not in __all__
-#: Module calls remembered per step; of those beyond, backward casts have no module.
+#: Maximum module calls remembered per step; casts in the backward of later ones have no module.
 _MAX_CALLS = 65_536
 
-#: Code outside of all modules.
+#: Place of code outside of all modules.
 OUTSIDE = Place("", "", "")
 
 
@@ -28,10 +28,11 @@ class Call:
     """One module call.
 
     Attributes:
-        names: of the tensors it was given and of its own parameters.
-        first: number of the first autograd node that it, or what it called, could make.
-        backward: its backward is meant.
-        missed: its casts were not seen on the way forward, so those on the way back could not be told apart.
+        names: of the tensors it received and of its own parameters.
+        first: number of the first autograd node that the call could create.
+        backward: whether this stands for the backward of the call.
+        missed: whether its casts were not observed in the forward pass, so that casts in its backward cannot be
+            assigned.
     """
 
     place: Place
@@ -44,7 +45,7 @@ class Call:
     missed: bool = False
 
     def note_names(self, module: nn.Module, given: Mapping[Any, Any]) -> None:
-        """Name what it was given ``input`` (``input.0``, ``input.mask`` if there are several), and its parameters."""
+        """Name the arguments ``input`` (if there are several, ``input.0``, ``input.mask``), and the parameters."""
         found = [(name, x) for name, x in tensor_leaves.tensors(dict(given)) if x.is_floating_point()]
         for name, x in found:
             self.names.put(x, "input" if len(found) == 1 else f"input.{name}")
@@ -54,32 +55,32 @@ class Call:
 
 
 class Calls:
-    """The module calls of a step, to find the one that made an autograd node."""
+    """The module calls of a step, to find the one that created an autograd node."""
 
     def __init__(self) -> None:
         self._calls: list[Call] = []
         self._ends: list[int] = []
 
     def ended(self, call: Call) -> None:
-        """A call is over; calls must be told in the order they end."""
+        """Note the end of a call; calls must be noted in the order they end."""
         if len(self._calls) < _MAX_CALLS:
             self._calls.append(call)
             self._ends.append(node_number())
 
     def of_node(self, number: int) -> Call | None:
-        """The innermost call in which the node with that number was made."""
+        """Return the innermost call that created the node with this number; None if there is none."""
         for i in range(bisect.bisect_right(self._ends, number), len(self._calls)):
             if self._calls[i].first <= number:
                 return self._calls[i]
         return None
 
     def clear(self) -> None:
-        """A step has ended."""
+        """Drop the calls of a finished step."""
         self._calls.clear()
         self._ends.clear()
 
 
 def running_node() -> int | None:
-    """Number of the autograd node that runs on this thread."""
+    """Return the number of the autograd node that runs on this thread; None outside of a backward pass."""
     node: Any = torch._C._current_autograd_node()
     return None if node is None else int(node._sequence_nr())

@@ -1,7 +1,7 @@
-"""Scales that frameworks keep to themselves: Transformer Engine's per FP8 operand, torchao's of fake quantisers.
+"""FP8 scales inside modules of libraries: Transformer Engine's per operand, torchao's of fake quantisers.
 
-Read from their attributes (Transformer Engine 2.18, torchao 0.18); tests know those of Transformer Engine from
-stand-ins only, which needs a GPU.
+Read from their attributes (Transformer Engine 2.18, torchao 0.18). Transformer Engine needs a GPU, so tests use
+stand-ins for its modules.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from torch import Tensor, nn
 
 from precdoctor.recording.model import static
 
-#: ``fp8_meta`` keys of Transformer Engine, and the operands of each matrix product in the order it keeps them
+#: Keys of Transformer Engine's ``fp8_meta``, and the operands of each matrix product in the order of its states
 #: (``transformer_engine/pytorch/constants.py``, ``FP8FwdTensors`` and ``FP8BwdTensors``).
 _STATES = {"scaling_fwd": ("input", "weight", "output"), "scaling_bwd": ("grad_output", "grad_input")}
-#: The same of an operation of ``transformer_engine.pytorch.ops``: keys of ``_fp8_metas``, and below each the state's
-#: key and the roles in the order of the quantisers (``ops/basic/basic_linear.py``).
+#: For an operation of ``transformer_engine.pytorch.ops``: keys of ``_fp8_metas``, and below each the state's key and
+#: the roles in the order of the quantisers (``ops/basic/basic_linear.py``).
 _OP_STATES = {
     "forward": ("scaling_fwd", ("input", "weight")),
     "backward": ("scaling_bwd", ("grad_output",)),
 }
-#: Attributes without one of which a module has no scales that are read here.
+#: A module with none of these attributes has no scales to read.
 HOLDERS = frozenset(("fp8_meta", "_fp8_metas", "scale"))
-#: What a state of delayed scaling holds: one scale per operand, and a history with a column per operand.
+#: Attributes of a state of delayed scaling: one scale per operand, and a history with a column per operand.
 _HELD = ("scale", "amax_history")
 
 
 def delayed_scaling(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The scale and the amax history of each FP8 operand of a Transformer Engine module under delayed scaling.
+    """Yield the scale and the amax history of each FP8 operand of a Transformer Engine module under delayed scaling.
 
     Yields:
-        ``input.scale`` (scalar), ``input.amax_history`` (length of the history) and so on; of a module with several
-        products ``gemm1.input.scale`` ... Nothing for other modules, and for recipes that keep no history.
+        ``input.scale`` (scalar), ``input.amax_history`` (length of the history) and so on; for a module with several
+        products ``gemm1.input.scale`` ... Nothing for other modules, and for recipes without a history.
     """
     meta: Any = static.module_dict(module).get("fp8_meta")
     metas: Any = static.module_dict(module).get("_fp8_metas")
@@ -48,7 +48,7 @@ def delayed_scaling(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def quantises(module: nn.Module) -> bool:
-    """Whether it is a module of Transformer Engine that has been given a recipe."""
+    """Whether a module of Transformer Engine has an FP8 recipe."""
     meta: Any = static.module_dict(module).get("fp8_meta")
     metas: Any = static.module_dict(module).get("_fp8_metas")
     states: list[Any] = list(dict.values(metas)) if issubclass(type(metas), dict) else [meta]
@@ -56,6 +56,7 @@ def quantises(module: nn.Module) -> bool:
 
 
 def _of_state(state: Any, roles: tuple[str, ...]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the scales and histories of one state, by operand."""
     for held in _HELD:
         values = static.attribute(state, held)
         if not issubclass(type(values), Tensor) or not values.dim() or not values.is_floating_point():
@@ -67,7 +68,10 @@ def _of_state(state: Any, roles: tuple[str, ...]) -> Iterator[tuple[str, Tensor]
 
 
 def fake_quantisation(module: nn.Module) -> Tensor | None:
-    """What torchao's fake quantiser of integers divided its last input by: one per tensor, row, group or token."""
+    """Return the divisors of the last input of torchao's integer fake quantiser: one per tensor, row, group or token.
+
+    None for any other module.
+    """
     if type(module).__name__ != "IntxFakeQuantizer":
         return None
     scale = static.module_dict(module).get("scale")

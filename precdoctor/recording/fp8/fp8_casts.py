@@ -1,4 +1,4 @@
-"""When casts to float8 are observed: from the first one on, in sampled steps, and only in code that makes them."""
+"""Decides when casts to float8 are observed: after the first one, in sampled steps, only in code that makes them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from precdoctor.recording.slots.cast_operand import FLOAT8, Operand
 if TYPE_CHECKING:
     from precdoctor.recording.observe.call_frame import Frame
 
-#: Backward passes observed in vain; after that none is until one makes a cast.
+#: After this many observed backward passes without a cast, none is observed until a cast happens in one.
 _PATIENCE = 2
 
 
@@ -32,12 +32,12 @@ class Casts:
     """One per recorder; the modes it opens belong to the thread that runs the module or calls ``backward``.
 
     Attributes:
-        met: a cast to float8 has been asked for in this process; until then nothing else here does anything.
+        met: whether this process has requested a cast to float8; until then this class does nothing else.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._meet = guarded(recorder)(self._met)
+        self._guarded_note = guarded(recorder)(self._note_request)
         self._local = threading.local()
         recorder.when_forked.append(self._reset)
         recorder.when_closing.append(self._close_all)
@@ -47,107 +47,110 @@ class Casts:
         self.met = False
         #: Classes of modules whose own code casts.
         self._casting: set[type] = set()
-        self._in_backward, self._vain = False, 0
+        self._observes_backward, self._passes_in_vain = False, 0
         self._calls = Calls()
         self._results = Notes()
         self._names: dict[tuple[str, str, str, int, str], int] = {}
-        self._when = (-1, -1)
+        self._noted_step = (-1, -1)
         self._local = threading.local()
 
     def install(self) -> None:
-        """Patch ``Tensor.to`` and ``Tensor.type``: they notice that a float8 dtype is asked for, and nothing else."""
+        """Patch ``Tensor.to`` and ``Tensor.type`` so that they notice a request for a float8 dtype."""
         if not self._recorder.options.takes("fp8_operand"):
             return
         for name in ("to", "type"):
-            setattr(Tensor, name, self._noticing(getattr(Tensor, name)))
+            setattr(Tensor, name, self._with_notice(getattr(Tensor, name)))
 
-    def _noticing(self, original: Any) -> Any:
-        meet, dtype, narrow = self._meet, torch.dtype, frozenset(FLOAT8)
+    def _with_notice(self, original: Any) -> Any:
+        """Return a wrapper of ``Tensor.to`` or ``Tensor.type`` that reports requests for a float8 dtype."""
+        note, dtype, narrow = self._guarded_note, torch.dtype, frozenset(FLOAT8)
 
         @functools.wraps(original)
         def noticing(x: Tensor, /, *args: Any, **kwargs: Any) -> Any:
-            for asked in args:  # called for every conversion of every tensor: types first, they cost least
+            for asked in args:  # cheapest check first: this runs for every conversion of every tensor
                 kind = asked.__class__
                 if kind is dtype:
                     if asked in narrow and not torch.compiler.is_compiling():
-                        meet(x, asked)
+                        note(x, asked)
                 elif kind is Tensor and asked.dtype in narrow and not torch.compiler.is_compiling():
-                    meet(x, asked.dtype)
+                    note(x, asked.dtype)
             if kwargs and kwargs.get("dtype") in narrow and not torch.compiler.is_compiling():
-                meet(x, kwargs["dtype"])
+                note(x, kwargs["dtype"])
             return original(x, *args, **kwargs)
 
         return noticing
 
-    def _met(self, x: Tensor, dtype: torch.dtype) -> None:
+    def _note_request(self, x: Tensor, dtype: torch.dtype) -> None:
+        """Note a request for a float8 dtype; record the cast if no mode observes it."""
         recorder = self._recorder
         if recorder.state != "armed" or not is_float(x):
             return
         first, self.met = not self.met, True
-        frame = self._running()
+        frame = self._innermost_frame()
         if first:
             self._note_running()
         if torch._C._current_graph_task_id() != -1:
-            self._in_backward, self._vain = self._in_backward or frame is None, 0
+            self._observes_backward, self._passes_in_vain = self._observes_backward or frame is None, 0
             return
         if not recorder.live or is_open() or (frame is not None and not frame.recorded):
             return
         if frame is None:
-            if is_own_run():  # else somebody replays, traces or counts
-                self._outside(x, dtype, outside())
+            if is_own_run():  # otherwise a replay, a trace or an op counter runs it
+                self._record_unobserved(x, dtype, outside())
         elif not self._may_open():
-            self._outside(x, dtype, _call_of(frame))
+            self._record_unobserved(x, dtype, _call_of(frame))
         elif type(frame.module) not in self._casting:
             self._casting.add(type(frame.module))
-            self._in_backward, self._vain = True, 0  # what casts on its way forward may do so on its way back
+            self._observes_backward, self._passes_in_vain = True, 0  # its backward may cast also
 
     def observer_of_library(self) -> Observer | None:
-        """Who is to be told of a call of a library's quantiser, now; null when nobody observes this code (yet)."""
+        """Return the observer for a call of a library's quantiser; None if this code is not observed (yet)."""
         recorder = self._recorder
         if recorder.state != "armed":
             return None
         first, self.met = not self.met, True
         if (observer := open_observer()) is not None:
             return observer
-        frame = self._running()
+        frame = self._innermost_frame()
         if first:
             self._note_running()
         if torch._C._current_graph_task_id() != -1:
-            self._in_backward, self._vain = True, 0
+            self._observes_backward, self._passes_in_vain = True, 0
         elif frame is not None and frame.recorded:
             self._casting.add(type(frame.module))
-            self._in_backward, self._vain = True, 0
+            self._observes_backward, self._passes_in_vain = True, 0
         return None
 
     def _note_running(self) -> None:
-        """The calls in progress at the first cast of all were begun unnoticed."""
+        """Create records of the calls in progress at the first cast: they began before anything was observed."""
         self._follow_step()
-        running = self._running()
+        running = self._innermost_frame()
         for frame in getattr(self._recorder.local, "stack", ()):
             if frame.recorded:
                 frame.call_made = dataclasses.replace(_call_of(frame), missed=frame is running)
 
-    def _outside(self, x: Tensor, dtype: torch.dtype, call: Call) -> None:
-        """A cast that no mode sees: nothing is known of how the tensor was made."""
+    def _record_unobserved(self, x: Tensor, dtype: torch.dtype, call: Call) -> None:
+        """Record a cast that no mode observes: the history of the tensor is unknown."""
         self._follow_step()
         measure(self._recorder, call, self._named(call, "cast"), x, Operand(FLOAT8[dtype], None, whole=False))
 
-    def _running(self) -> Frame | None:
-        """The innermost module call of this thread."""
+    def _innermost_frame(self) -> Frame | None:
+        """Return the innermost module call of this thread; None outside of all modules."""
         stack: list[Frame] = getattr(self._recorder.local, "stack", None) or []
         return stack[-1] if stack else None
 
     def _may_open(self) -> bool:
+        """Whether the mode can be open here: no other mode or functorch transform, and no trace of the step."""
         if self._recorder.traced:
             return False
         return is_own_run(CastMode) and torch._C._functorch.maybe_current_level() is None and supported()
 
     def looks_at(self, module: nn.Module) -> bool:
-        """Whether calls of this module are observed, as far as the module decides it."""
+        """Whether calls of this module are observed, if nothing else prevents it."""
         return type(module) in self._casting
 
     def holds(self, owner: nn.Module) -> None:
-        """A module has a float8 buffer: casts that ``copy_`` makes into it are noticed by nothing else."""
+        """Note that a module has a float8 buffer: nothing else notices the casts that ``copy_`` makes into it."""
         self.met = True
         self._casting.add(type(owner))
 
@@ -155,14 +158,14 @@ class Casts:
 
     @property
     def _open(self) -> list[tuple[object, CastMode | None]]:
-        """Of this thread: the calls inside the outermost one that is observed, each with its mode if it has one."""
+        """Calls of this thread inside the outermost observed one, each with its mode if it has one."""
         if not hasattr(self._local, "open"):
             self._local.open = []
         found: list[tuple[object, CastMode | None]] = self._local.open
         return found
 
     def entered(self, frame: Frame, given: Mapping[Any, Any], *, recompute: bool) -> None:
-        """A module call begins; the mode of a call above it does not see inside."""
+        """Begin a module call; the mode of an outer call does not observe its inside."""
         self._follow_step()
         self._let_go_of_interrupted()
         frame.call_made = call = _call_of(frame) if frame.recorded and not recompute else None
@@ -170,53 +173,56 @@ class Casts:
             self._push(frame.module, self._observing(frame.module, call, given))
 
     def _observing(self, module: nn.Module, call: Call | None, given: Mapping[Any, Any]) -> CastMode | None:
+        """Return a new mode for a module call; None if the call is not observed."""
         if call is None or not self.looks_at(module) or not self._may_open():
             return None
         call.note_names(module, given)
         return CastMode(Observer(self._recorder, lambda _: call, self._named, self._results))
 
     def left(self, module: nn.Module) -> None:
-        """A module call has ended, however it did; asks for nothing but that, for recording may be off by now."""
+        """End a module call, also after an exception. Works after recording was turned off."""
         if any(owner is module for owner, _ in self._open):
             while self._pop() is not module:
                 pass
 
     def ended(self, frame: Frame) -> None:
-        """The same, of a call that was recorded."""
+        """Note the end of a recorded call, for casts in its backward."""
         if frame.call_made is not None:
             self._calls.ended(frame.call_made)
 
     def _let_go_of_interrupted(self) -> None:
-        """A keyboard interrupt leaves a call without telling anybody."""
+        """Close the modes of calls that an interrupt ended without a notification."""
         while self._open and isinstance(self._open[-1][0], nn.Module) and not calls_in_progress(self._open[-1][0]):
             self._pop()
 
     def _close_all(self) -> None:
-        """Nothing is recorded any more; an interrupted call may have left something open."""
+        """Close every mode at the end of recording; an interrupted call may have left some open."""
         while self._open:
             self._pop()
 
     def _push(self, owner: object, mode: CastMode | None) -> None:
+        """Note a call or pass, and put its mode in the place of the outer one."""
         above = self._open[-1][1] if self._open else None
         if above is not None and above.is_top:
             take_off(above)
         self._open.append((owner, mode))
-        _put_on(mode)
+        _open_mode(mode)
 
     def _pop(self) -> object:
+        """Close the innermost call or pass, and reopen the mode around it."""
         owner, mode = self._open.pop()
         if mode is not None:
             take_off(mode)
             mode.observer.close()
         if self._open:
-            _put_on(self._open[-1][1])
+            _open_mode(self._open[-1][1])
         return owner
 
     # --- backward passes ---------------------------------------------------------------------------------------------
 
     def backward_begins(self) -> object | None:
-        """To be given to :meth:`backward_ended`; None when this pass is not observed."""
-        if not (self._in_backward and self._recorder.live and self._may_open()):
+        """Begin to observe a backward pass. Return a token for :meth:`backward_ended`; None if it is not observed."""
+        if not (self._observes_backward and self._recorder.live and self._may_open()):
             return None
         self._follow_step()
         self._let_go_of_interrupted()
@@ -227,16 +233,16 @@ class Casts:
         return owner
 
     def backward_ended(self, owner: object) -> None:
-        """However it did."""
+        """End the observation of a backward pass, also after an exception."""
         mode = next((mode for known, mode in self._open if known is owner), None)
         while self._pop() is not owner:
             pass
         if mode is not None:
-            self._vain = 0 if mode.observer.casts else self._vain + 1
-            self._in_backward = self._vain < _PATIENCE
+            self._passes_in_vain = 0 if mode.observer.casts else self._passes_in_vain + 1
+            self._observes_backward = self._passes_in_vain < _PATIENCE
 
     def _call_of_node(self, thread: int, depth: int, number: int | None) -> Call | None:
-        """The call whose backward runs; None in modules that are called again by it: their casts have rows."""
+        """Return the call whose backward runs; None in a module that the backward pass reruns: its casts have rows."""
         running = len(getattr(self._recorder.local, "stack", ()))
         if running > (depth if threading.get_ident() == thread else 0):
             return None
@@ -248,21 +254,22 @@ class Casts:
     # --- names -------------------------------------------------------------------------------------------------------
 
     def _named(self, call: Call, name: str) -> str:
-        """``cast`` gets a number always, other names from the second time on."""
+        """Return the name with a number: ``cast`` always has one, other names from the second time on."""
         mode = "eval" if call.evaluating else call.phase
         key = (call.place.root, call.place.module, mode, call.number, name)
         count = self._names[key] = self._names.get(key, -1) + 1
         return f"{name}.{count}" if count or name == "cast" else name
 
     def _follow_step(self) -> None:
+        """Drop calls, results and names of earlier steps and micro-steps."""
         recorder = self._recorder
         now = (recorder.step, recorder.micro_step)
-        if now != self._when:
-            if now[0] != self._when[0]:
+        if now != self._noted_step:
+            if now[0] != self._noted_step[0]:
                 self._calls.clear()
                 self._results.clear()
             self._names.clear()
-            self._when = now
+            self._noted_step = now
 
 
 def _call_of(frame: Frame) -> Call:
@@ -270,7 +277,7 @@ def _call_of(frame: Frame) -> Call:
     return Call(frame.place, frame.call, frame.mode.phase, evaluating=frame.mode.evaluating, first=frame.first_node)
 
 
-def _put_on(mode: CastMode | None) -> None:
-    """Open a mode, unless there is one of somebody else's: those may end in another order than they began."""
+def _open_mode(mode: CastMode | None) -> None:
+    """Open a mode, unless a foreign mode is open: foreign modes may end in another order than they began."""
     if mode is not None and not is_open() and is_own_run(CastMode):
         put_on(mode)

@@ -1,4 +1,4 @@
-"""The dispatch mode that sees casts, and the multiplications and clamps before them. It changes nothing it sees."""
+"""The dispatch mode that observes casts, and the multiplications and clamps before them. It changes no op."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from precdoctor.recording.fp8.cast_observer import Observer
 
 _aten: Any = torch.ops.aten
-#: What is done about an op; all others only end what was known of the tensor they write to.
+#: How the observer handles an op; every other op that writes to a tensor invalidates the notes on it.
 _OPS: dict[Any, str] = {
     _aten._to_copy.default: "convert",
     _aten.clone.default: "convert",
@@ -48,7 +48,7 @@ if hasattr(_aten, "_scaled_mm_v2"):  # torch 2.9
 
 
 class CastMode(TorchDispatchMode):
-    """Open on the code of one module call, or on one backward pass."""
+    """Open during the code of one module call, or during one backward pass."""
 
     supports_higher_order_operators = True
 
@@ -58,19 +58,19 @@ class CastMode(TorchDispatchMode):
 
     @property
     def is_top(self) -> bool:
-        """Whether it is open, and no other has been opened since."""
+        """Whether the mode is open and innermost."""
         return _get_current_dispatch_mode() is self
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Compiled functions called in here stay compiled; what they cast is not seen."""
+        """Let functions compiled inside the mode stay compiled; their casts are not observed."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(tensor_leaves.computes_itself(t) for t in types):
             return left_to_others(func, types, args, kwargs)
-        what, mutable, _ = _known.get(id(func)) or _meet(func)
+        what, mutable, _ = _op_kinds.get(id(func)) or _look_up(func)
         if what is None:
             result = func(*args, **kwargs)
             if mutable:
@@ -82,31 +82,32 @@ class CastMode(TorchDispatchMode):
         return result
 
 
-#: What is done about an op, and whether it writes to an operand; by identity, for hashing an op takes longer than some
-#: of them run. The op itself is kept, so that its identity stays its own.
-_known: dict[int, tuple[str | None, bool, Any]] = {}
+#: By identity of an op: how it is handled, whether it writes to an operand, and the op, which keeps the id valid. Not
+#: by hash, because hashing an op takes longer than running some of them.
+_op_kinds: dict[int, tuple[str | None, bool, Any]] = {}
 
 
-def _meet(func: Any) -> tuple[str | None, bool, Any]:
+def _look_up(func: Any) -> tuple[str | None, bool, Any]:
     schema = getattr(func, "_schema", None)  # higher-order ops have none
-    found = _known[id(func)] = _OPS.get(func), schema is not None and bool(schema.is_mutable), func
+    found = _op_kinds[id(func)] = _OPS.get(func), schema is not None and bool(schema.is_mutable), func
     return found
 
 
 def supported() -> bool:
     """Whether the mode can be open without changing what runs.
 
-    In older versions of torch a function called under any dispatch mode is not compiled: there it must not meet one.
+    In older versions of torch a function called under a dispatch mode is not compiled, so the mode needs a process
+    without compiled functions.
     """
     if hasattr(TorchDispatchMode, "ignore_compile_internals"):
         return True
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     backends = getattr(dynamo, "cached_backends", {})
-    return not any(callable(backend) for backend in backends.values())  # None stands for what is never compiled
+    return not any(callable(backend) for backend in backends.values())  # None: functions that are never compiled
 
 
 def open_observer() -> Observer | None:
-    """The observer of the innermost mode of this thread."""
+    """Return the observer of the innermost mode of this thread; None without one."""
     found = [m.observer for m in _get_current_dispatch_mode_stack() if isinstance(m, CastMode)]
     return found[-1] if found else None
 

@@ -1,8 +1,8 @@
-"""Quantisers of libraries whose casts torch's dispatcher does not see: what goes in, and the scales that come out.
+"""Quantisers of libraries whose casts bypass torch's dispatcher: their input, and the scales in their result.
 
-Followed, from their source: Transformer Engine 2.18 (``Quantizer.quantize`` and ``update_quantized``), MS-AMP 0.4.0
-(``TypeCast.cast_to_fp8``), and of torchao 0.18 what casts to FP4 and FP6 by integer arithmetic (``to_mx``,
-``nvfp4_quantize``). The functions are replaced by ones that call them and look at what they were given and returned.
+Covered, from their source: Transformer Engine 2.18 (``Quantizer.quantize`` and ``update_quantized``), MS-AMP 0.4.0
+(``TypeCast.cast_to_fp8``), and of torchao 0.18 the casts to FP4 and FP6 by integer arithmetic (``to_mx``,
+``nvfp4_quantize``). The functions are replaced by wrappers that read their arguments and results.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Quantisation:
     """One call of a quantiser.
 
     Attributes:
-        given: what it was given.
+        given: the input tensor.
         fmt: the format of the elements.
-        multipliers: what they were multiplied by, float32: one, or one per row or block.
-        grid: how to view ``given`` so that ``factors`` multiply it; None for as it is.
+        multipliers: scales that multiplied the elements, float32: one, or one per row or block.
+        grid: shape in which to view ``given`` so that ``factors`` multiply it; None for its own shape.
         factors: the multipliers in such a shape, of at least one dimension: products are float32.
     """
 
@@ -46,47 +46,49 @@ class Quantisation:
     factors: Tensor
 
 
-#: Reads a call from its arguments and its result; null where it cannot.
+#: Reads a call from its arguments and its result; returns None if it cannot.
 Reader = Callable[[tuple[Any, ...], dict[str, Any], Any], Quantisation | None]
 
 
 class LibraryQuantisers:
-    """Replaces the quantisers of every library that has been imported, once, as steps begin."""
+    """Replaces the quantisers of every imported library, once each, at the beginning of steps."""
 
     def __init__(self, recorder: Recorder, casts: Casts) -> None:
         self._recorder, self._casts = recorder, casts
-        self._see = guarded(recorder)(self._seen)
-        self._found: set[str] = set()
-        #: Modules of which an operand of this role was seen.
+        self._guarded_record = guarded(recorder)(self._record)
+        self._replaced: set[str] = set()
+        #: Modules for which an operand of this role was observed.
         self._roles: dict[str, set[Place]] = {"input": set(), "weight": set(), "grad_output": set()}
         self._inside = threading.local()
 
     def install(self) -> None:
-        """Have casts noticed, and look for the libraries when a sampled step begins: scripts import them late."""
+        """Patch the casts of torch, and look for libraries at every sampled step, because scripts import them late."""
         self._casts.install()
         takes = self._recorder.options.takes
         if takes("fp8_operand") or takes("subbyte_operand"):
-            self._recorder.when_closing.append(guarded(self._recorder)(self._say_what_was_not_seen))
-            look = guarded(self._recorder)(self._look)
+            self._recorder.when_closing.append(guarded(self._recorder)(self._warn_of_unseen))
+            look = guarded(self._recorder)(self._replace_quantisers)
             self._recorder.when_step_begins.append(lambda: look() if self._recorder.live else None)
 
-    def _look(self) -> None:
+    def _replace_quantisers(self) -> None:
+        """Replace the quantisers of libraries imported since the last call."""
         for name, places in _LIBRARIES.items():
-            if name in self._found or (module := sys.modules.get(name)) is None:
+            if name in self._replaced or (module := sys.modules.get(name)) is None:
                 continue
-            self._found.add(name)
+            self._replaced.add(name)
             for owner, function, read in places(module):
                 original = static.members(owner).get(function) if isinstance(owner, type) else vars(owner).get(function)
                 plain = original.__func__ if isinstance(original, staticmethod) else original
                 if callable(plain):
-                    looking = self._looking(plain, read)
-                    setattr(owner, function, staticmethod(looking) if plain is not original else looking)
+                    wrapper = self._wrapper(plain, read)
+                    setattr(owner, function, staticmethod(wrapper) if plain is not original else wrapper)
 
-    def _looking(self, original: Callable[..., Any], read: Reader) -> Callable[..., Any]:
-        recorder, see, inside = self._recorder, self._see, self._inside
+    def _wrapper(self, original: Callable[..., Any], read: Reader) -> Callable[..., Any]:
+        """Return a wrapper of a quantiser; calls inside another wrapped call are not read."""
+        recorder, record, inside = self._recorder, self._guarded_record, self._inside
 
         @functools.wraps(original)
-        def looking(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or not recorder.live or getattr(inside, "call", False):
                 return original(*args, **kwargs)
             inside.call = True
@@ -94,12 +96,13 @@ class LibraryQuantisers:
                 result = original(*args, **kwargs)
             finally:
                 inside.call = False
-            see(read, args, kwargs, result)
+            record(read, args, kwargs, result)
             return result
 
-        return looking
+        return wrapper
 
-    def _seen(self, read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def _record(self, read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Record one call of a quantiser, if an observer is open."""
         observer = self._casts.observer_of_library()
         if observer is None:
             return
@@ -113,8 +116,8 @@ class LibraryQuantisers:
         if seen is not None:
             self._roles[seen[1]].add(seen[0])
 
-    def _say_what_was_not_seen(self) -> None:
-        """Modules of Transformer Engine that keep FP8 scales, and of which the casts of an operand were all its own."""
+    def _warn_of_unseen(self) -> None:
+        """Warn about operands of Transformer Engine modules with FP8 scales that were cast only inside its kernels."""
         recorder = self._recorder
         places = {}
         for root in recorder.names.roots.values():
@@ -145,7 +148,7 @@ def _tensor(owner: Any, name: str) -> Tensor | None:
 
 
 def _by_blocks(x: Tensor, scales: Tensor, columns: int, rows: int) -> Tensor:
-    """One number per block of ``rows`` x ``columns`` elements of the last dimension, for every element of ``x``."""
+    """Return the scale of each element of ``x``, from one per block of ``rows`` x ``columns`` elements."""
     width = x.shape[-1]
     height = x.numel() // width
     wide = scales.repeat_interleave(columns, -1)[:, :width].repeat_interleave(rows, 0)[:height]
@@ -153,13 +156,13 @@ def _by_blocks(x: Tensor, scales: Tensor, columns: int, rows: int) -> Tensor:
 
 
 def _powers(exponents: Tensor) -> Tensor:
-    """The multipliers behind E8M0 scales, which are divisors: ``2 ** (127 - e)``, NaN for 255."""
+    """Return the multipliers of E8M0 scales, which are divisors: ``2 ** (127 - e)``, NaN for 255."""
     e = exponents.view(torch.uint8).float()
     return torch.where(e == 255, torch.nan, torch.exp2(127.0 - e))
 
 
 def _row_major(scales: Tensor) -> Tensor:
-    """Scales in the order of a matrix unit (tiles of 128 rows and 4 columns, 32 x 4 x 4 inside) as rows and columns."""
+    """Bring scales from the order of a matrix unit (tiles of 128 x 4, inside 32 x 4 x 4) to rows and columns."""
     rows, columns = scales.shape
     tiles = scales.reshape(rows // 128, columns // 4, 32, 4, 4)
     return tiles.permute(0, 3, 2, 1, 4).reshape(rows, columns)
@@ -170,7 +173,7 @@ def _scalar(x: Tensor, fmt: Format, multiplier: Tensor) -> Quantisation:
 
 
 def _blocks(x: Tensor, fmt: Format, scales: Tensor, columns: int, rows: int = 1) -> Quantisation | None:
-    """Of scales that may be padded to more rows and columns than the tensor has blocks."""
+    """Return a quantisation by blocks; ``scales`` may be padded to more rows and columns. None if they are too few."""
     if x.dim() == 0 or not x.numel():
         return None
     width, height = x.shape[-1], x.numel() // x.shape[-1]
@@ -189,7 +192,7 @@ _ELEMENTS: Final = {"float4_e2m1fn_x2": E2M1, "fp6_e2m3": E2M3, "fp6_e3m2": E3M2
 
 
 def _to_mx(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Quantisation | None:
-    """Of ``to_mx(data_hp, elem_dtype, block_size, ...)``; casts to FP8 in it are seen as such."""
+    """Read ``to_mx(data_hp, elem_dtype, block_size, ...)``; its casts to FP8 go through the dispatcher instead."""
     x, block = _argument(args, kwargs, 0, "data_hp"), _argument(args, kwargs, 2, "block_size")
     fmt = _ELEMENTS.get(str(_argument(args, kwargs, 1, "elem_dtype")).removeprefix("torch."))
     scales = result[0] if type(result) is tuple else None
@@ -200,7 +203,7 @@ def _to_mx(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Quanti
 
 
 def _nvfp4(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Quantisation | None:
-    """Of ``nvfp4_quantize(data_hp, block_size, per_tensor_scale)``."""
+    """Read ``nvfp4_quantize(data_hp, block_size, per_tensor_scale)``."""
     x, outer = _argument(args, kwargs, 0, "data_hp"), _argument(args, kwargs, 2, "per_tensor_scale")
     scales = result[0] if type(result) is tuple else None
     if type(scales) is not Tensor or (outer is not None and (type(outer) is not Tensor or outer.numel() != 1)):
@@ -215,21 +218,22 @@ _ENGINE_FORMATS: Final = {"kFloat8E4M3": E4M3FN, "kFloat8E5M2": E5M2, "kFloat4E2
 
 
 def _engine_format(result: Any) -> Format | None:
+    """Return the element format of a Transformer Engine tensor; None if unknown."""
     for name in ("_fp8_dtype", "_fp4_dtype"):
         dtype = static.attribute(result, name)
         # a Python enumeration, and one of pybind11's in older releases
-        told = static.attribute(dtype, "_name_") or (
+        name_of_dtype = static.attribute(dtype, "_name_") or (
             str(dtype).rpartition(".")[2] if type(type(dtype)).__name__ == "pybind11_type" else None
         )
-        if told in _ENGINE_FORMATS:
-            return _ENGINE_FORMATS[told]
+        if name_of_dtype in _ENGINE_FORMATS:
+            return _ENGINE_FORMATS[name_of_dtype]
     return None
 
 
 def _engine_quantised(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Quantisation | None:
-    """Of ``quantizer.quantize(tensor, ...)``, or of ``quantizer.update_quantized(src, dst, ...)``.
+    """Read ``quantizer.quantize(tensor, ...)``, or ``quantizer.update_quantized(src, dst, ...)``.
 
-    Read is the row-wise copy; of a tensor that has only the transposed one, there is no row.
+    It reads the row-wise copy of the result; a tensor with only the transposed copy has no row.
     """
     x = _argument(args, kwargs, 1, "tensor")
     x = kwargs.get("src") if x is None else x
@@ -242,7 +246,7 @@ def _engine_quantised(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     if scales is None or scales.dim() != 2:
         return None
     if (square := static.attribute(result, "_is_2D_scaled")) is not None:
-        # Float8BlockQuantizer: one scale per 128 x 128 elements, or per 128 in a row, the latter kept transposed
+        # Float8BlockQuantizer: one scale per 128 x 128 elements, or per 128 in a row, the latter stored transposed
         divisors, rows = (scales, 128) if square is True else (scales.t(), 1)
         return _blocks(x, fmt, divisors.reciprocal(), 128, rows)
     if static.attribute(result, "_with_gemm_swizzled_scales") is True:
@@ -255,7 +259,7 @@ def _engine_quantised(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 
 
 def _engine_nvfp4(x: Tensor, scales: Tensor, result: Any) -> Quantisation | None:
-    """NVFP4: an E4M3 scale per 16 elements, times the amax of the tensor or row over 6 times the largest such scale."""
+    """Read NVFP4: one E4M3 scale per 16 elements, times the amax of tensor or row over 6 times the largest scale."""
     amax = _tensor(result, "_amax_rowwise")
     largest = static.number(static.attribute(result, "_nvfp4_e4m3_max"))
     if amax is None:
@@ -269,6 +273,7 @@ def _engine_nvfp4(x: Tensor, scales: Tensor, result: Any) -> Quantisation | None
 
 
 def _engine(module: Any) -> Iterator[tuple[Any, str, Reader]]:
+    """Yield the quantising methods of every subclass of Transformer Engine's ``Quantizer``."""
     base = vars(module).get("Quantizer")
     waiting = [base] if isinstance(base, type) else []
     while waiting:
@@ -283,7 +288,7 @@ def _engine(module: Any) -> Iterator[tuple[Any, str, Reader]]:
 
 
 def _msamp_cast(args: tuple[Any, ...], kwargs: dict[str, Any], _result: Any) -> Quantisation | None:
-    """Of ``TypeCast.cast_to_fp8(input, meta, ...)``, which has written the scale in force to ``meta.scale``."""
+    """Read ``TypeCast.cast_to_fp8(input, meta, ...)``, which has written the current scale to ``meta.scale``."""
     x, meta = _argument(args, kwargs, 0, "input"), _argument(args, kwargs, 1, "meta")
     fmt = _ENGINE_FORMATS.get(static.text(static.attribute(static.attribute(meta, "qtype"), "name")))
     scale = _tensor(meta, "scale")
@@ -297,7 +302,7 @@ def _msamp(module: Any) -> Iterator[tuple[Any, str, Reader]]:
         yield owner, "cast_to_fp8", _msamp_cast
 
 
-#: Modules, and what in them to replace: the owner of a function, its name, and what reads its calls.
+#: By module: yields the functions to replace in it, as owner, name, and the reader of its calls.
 _LIBRARIES: Final[dict[str, Callable[[Any], Iterator[tuple[Any, str, Reader]]]]] = {
     "torchao.prototype.mx_formats.mx_tensor": lambda module: iter(((module, "to_mx", _to_mx),)),
     "torchao.prototype.mx_formats.nvfp4_tensor": lambda module: iter(((module, "nvfp4_quantize", _nvfp4),)),

@@ -1,7 +1,7 @@
-"""How a tensor that is cast to float8 came about: what it was before scalars multiplied it, and which.
+"""The history of a tensor before its cast to float8: the tensor it came from, and the scalars that multiplied it.
 
-Tensors are told apart by their memory, so views need no attention. A weak reference to that memory keeps its address
-from being used again while a note speaks of it; it keeps no tensor alive.
+Tensors are identified by their memory, so views need no special case. A weak reference to the memory keeps its address
+from being reused while a note exists; it keeps no tensor alive.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from precdoctor.recording.slots.slot_table import Entry
 
 
 @dataclass(frozen=True)
-class Made:
+class History:
     """A tensor's history.
 
     Attributes:
-        origin: the memory of the tensor it began as.
-        parameter: the name of the parameter that was, if it was one.
-        factors: what multiplied it since; None when that was no scalar.
-        whole: no op has clipped it.
-        measured: the row of the tensor before it was clipped at the maximum of a format.
-        parts: what multiplied it by row or block (or, if true, divided it), if nothing else but scalars did.
+        origin: key of the memory of the tensor it began as; None if it has none.
+        parameter: name of the parameter that it began as; None for another tensor.
+        factors: scalars that have multiplied it since; None if something else multiplied it.
+        whole: whether no op has clipped it.
+        measured: entry of the tensor before it was clipped at the maximum of a format.
+        parts: the tensor that multiplied it by row or block (or, if true, divided it), if only scalars did otherwise.
     """
 
     origin: int | None
@@ -42,53 +42,53 @@ class Made:
     measured: Entry | None = None
     parts: tuple[weakref.ref[Tensor], bool] | None = None
 
-    def times(self, factors: tuple[Factor, ...] | None) -> Made:
-        """Multiplied by scalars (None: by something else)."""
+    def times(self, factors: tuple[Factor, ...] | None) -> History:
+        """Return the history after multiplication by scalars (None: by something else)."""
         together = None if self.factors is None or factors is None else self.factors + factors
         return dataclasses.replace(self, factors=together, measured=None, parts=None)
 
-    def by_parts(self, other: Tensor, *, divide: bool) -> Made:
-        """Multiplied or divided by one number per row or block; the tensor of these is not kept alive."""
+    def by_parts(self, other: Tensor, *, divide: bool) -> History:
+        """Return the history after multiplication or division by one number per row or block (weakly referenced)."""
         only = self.factors == () and self.parts is None
         return dataclasses.replace(self.times(None), parts=(weakref.ref(other), divide) if only else None)
 
 
 class Notes:
-    """Notes on tensors, by their memory."""
+    """Notes on tensors, keyed by their memory."""
 
     def __init__(self) -> None:
         self._notes: dict[int, tuple[StorageWeakRef, Any]] = {}
 
     def get(self, x: Tensor) -> Any:
-        """The note on a tensor's memory; None without one."""
+        """Return the note on a tensor's memory; None without one."""
         key = storage_key(x)
         return None if key is None else self.at(key)
 
     def at(self, key: int) -> Any:
-        """The same by :func:`storage_key`."""
+        """Return the note by :func:`storage_key`; None without one."""
         found = self._notes.get(key)
         return None if found is None else found[1]
 
     def put(self, x: Tensor, note: Any) -> None:
-        """Replace what was noted."""
+        """Set the note on a tensor's memory."""
         if (key := storage_key(x)) is not None:
             self._notes[key] = (StorageWeakRef(x.untyped_storage()), note)
 
     def drop(self, x: Tensor) -> None:
-        """The memory was written to."""
+        """Delete the note, because the memory was written to."""
         if self._notes and (key := storage_key(x)) is not None:
             self._notes.pop(key, None)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Delete all notes."""
         self._notes.clear()
 
 
 def scaled(a: Any, b: Any, result: Tensor, *, divide: bool) -> tuple[Tensor, tuple[Factor, ...] | Tensor] | None:
-    """Which operand of ``a * b`` or ``a / b`` is the data, and by what scalar, or by what tensor, it was multiplied.
+    """Find which operand of ``a * b`` or ``a / b`` is the data, and the scalar or tensor that multiplies it.
 
     Returns:
-        None when neither operand multiplies the other: both are as large as the result, or it is a scalar itself.
+        None if neither operand scales the other: both are as large as the result, or the result is a scalar itself.
     """
     first = divide or (isinstance(a, Tensor) and a.numel() == result.numel())
     data, other = (a, b) if first else (b, a)
@@ -104,7 +104,7 @@ def scaled(a: Any, b: Any, result: Tensor, *, divide: bool) -> tuple[Tensor, tup
 
 
 def scalar(value: Any) -> Any:
-    """A number to be read later; None when it is not one: scales per row or block."""
+    """Return a number to be read later; None if ``value`` is not one number, as with scales per row or block."""
     if isinstance(value, (bool, int, float)):
         return float(value)
     if not isinstance(value, Tensor) or value.numel() != 1 or value.dtype.is_complex:
@@ -114,12 +114,13 @@ def scalar(value: Any) -> Any:
 
 
 def bound(lower: Any, upper: Any) -> float | None:
-    """``m`` of a clamp to ``[-m, m]``, where reading that needs no device."""
+    """Return ``m`` of a clamp to ``[-m, m]``; None for any other clamp, or if reading a bound would need a device."""
     low, high = _number(lower), _number(upper)
     return high if high is not None and low is not None and low == -high else None
 
 
 def _number(value: Any) -> float | None:
+    """Return a bound as a float; None if it is none or lies on a device."""
     if isinstance(value, Tensor):
         if value.numel() != 1 or not value.is_cpu:
             return None
@@ -129,5 +130,5 @@ def _number(value: Any) -> float | None:
 
 
 def is_float(x: Any) -> bool:
-    """Whether ``x`` is a tensor of floating-point numbers wider than 8 bits."""
+    """Whether ``x`` is a dense tensor of floating-point numbers wider than 8 bits."""
     return isinstance(x, Tensor) and x.is_floating_point() and x.dtype.itemsize > 1 and x.layout is torch.strided

@@ -1,8 +1,8 @@
-"""The statistics op ``precdoctor::stat(Tensor x, int slot) -> ()``, and who measures what.
+"""The statistics op ``precdoctor::stat(Tensor x, int slot) -> ()``, and the choice of the kernel that runs it.
 
 The op owns its buffers, one bank of slots per device, so a slot is a plain integer that compiled graphs and CUDA graphs
-can carry. It is made with ``torch.library.Library.define/impl`` (a Python ``custom_op`` costs ten times as much per
-call) and registered for every backend; which kernel runs is decided here.
+can carry. It is defined with ``torch.library.Library.define/impl`` (a Python ``custom_op`` costs ten times as much per
+call) and registered for every backend.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _library.define("stat(Tensor x, int slot) -> ()")
 _library.define("update(Tensor before, Tensor after, Tensor intended, int slot) -> ()")
 
 _banks: dict[torch.device, Bank] = {}
-#: Slots that also get block-16 histograms (weights: NVFP4 cares about nothing wider).
+#: Slots that also get histograms of blocks of 16, for NVFP4; ``slot_table`` chooses their kinds.
 _with_block16: set[int] = set()
 #: Slots that get a fingerprint on CUDA, where it costs as much as a third of everything else.
 _with_fingerprint: set[int] = set()
-_FINGERPRINT = 8  # beside the block sizes in a bit mask
-#: Whether block histograms are taken at all at the moment.
+_FINGERPRINT = 8  # bit of a ``want`` mask; the lower bits are the block sizes
+#: Whether block histograms are recorded at the moment.
 _with_blocks = True
 
 
 def bank(device: torch.device) -> Bank:
-    """The device's bank, made at first use."""
+    """Return the device's bank; create it at first use."""
     found = _banks.get(device)
     if found is None:
         found = _banks[device] = Bank(device)
@@ -53,35 +53,35 @@ def bank(device: torch.device) -> Bank:
 
 
 def banks() -> dict[torch.device, Bank]:
-    """Every bank in use, by device."""
+    """Return every bank in use, by device."""
     return _banks
 
 
 def forget_all() -> None:
-    """Drop every bank: a forked child must not touch its parent's."""
+    """Drop every bank: a forked child must not touch those of its parent."""
     _banks.clear()
     _with_block16.clear()
     _with_fingerprint.clear()
 
 
 def want_fingerprint(slot: int) -> None:
-    """Take a fingerprint of this slot's tensors. On the CPU, where it costs little, every tensor has one."""
+    """Record a fingerprint of the tensors of this slot. On the CPU, where it is cheap, every slot has one."""
     _with_fingerprint.add(slot)
 
 
 def want_block16(slot: int) -> None:
-    """Add histogram blocks of 16 to this slot."""
+    """Record histograms of blocks of 16 for this slot also."""
     _with_block16.add(slot)
 
 
 def want_blocks(*, wanted: bool) -> None:
-    """Histogram blocks from now on, or leave them out: they cost as much as everything else together."""
+    """Switch block histograms on or off from now on: they cost as much as all other statistics together."""
     global _with_blocks  # noqa: PLW0603 - one recorder per process
     _with_blocks = wanted
 
 
 def measurable(x: Tensor) -> Tensor:
-    """FP64 exists on CPUs and CUDA devices only; elsewhere the tensor is brought to the host."""
+    """Return ``x``, or a copy on the host if its device lacks FP64 (any but CPU and CUDA)."""
     return x if x.is_cpu or x.is_cuda else x.cpu()
 
 
@@ -98,14 +98,17 @@ def _stat(x: Tensor, slot: int) -> None:
 
 
 def _wanted_blocks(slot: int) -> int:
+    """Return the block sizes that a slot records now, as a bit mask."""
     return 0 if not _with_blocks else _ALL_BLOCKS if slot in _with_block16 else _ACTIVATION_BLOCKS
 
 
 def _wanted(slot: int) -> int:
+    """Return block sizes and fingerprint that a slot records now, as a bit mask."""
     return _wanted_blocks(slot) | (_FINGERPRINT if slot in _with_fingerprint else 0)
 
 
 def _launch(x: Tensor, home: Bank, slot: int, want: int) -> None:
+    """Run the first kernel that supports the tensor: Triton, torch on the CPU, the reference."""
     if x.is_cuda and cuda.measure(x, *home.addresses(slot), home.counter_address, want):
         return
     blocks = [size for i, size in enumerate(at.BLOCK_SIZES) if want >> i & 1]
@@ -129,12 +132,12 @@ _library.impl("stat", _stat, "CompositeExplicitAutograd")
 _library.impl("update", _update, "CompositeExplicitAutograd")
 
 
-def _nothing(*_: object) -> None:
-    """On fake tensors there is nothing to measure."""
+def _do_nothing(*_: object) -> None:
+    """Do nothing: fake tensors have no values."""
 
 
 for _name in ("stat", "update"):
-    torch.library.register_fake(f"precdoctor::{_name}", _nothing, lib=_library)
+    torch.library.register_fake(f"precdoctor::{_name}", _do_nothing, lib=_library)
 
 
 def stat(x: Tensor, slot: int) -> None:
@@ -142,9 +145,9 @@ def stat(x: Tensor, slot: int) -> None:
 
     Args:
         x: floating-point, dense, not empty; any strides.
-        slot: which row of the device's bank.
+        slot: row of the device's bank.
     """
-    # The dispatcher would cost small tensors more than the kernel; only a graph being traced needs the op itself.
+    # The dispatcher would cost small tensors more than the kernel. Only a graph being traced needs the op itself.
     if torch.compiler.is_compiling():
         torch.ops.precdoctor.stat.default(x, slot)
     else:
@@ -152,19 +155,19 @@ def stat(x: Tensor, slot: int) -> None:
 
 
 def reads_memory(x: Tensor) -> bool:
-    """Whether :func:`stat` of a tensor without behaviour of its own runs no op of torch's that anybody could notice."""
-    # First, as a mode would see the others; and in functions of C, where there is none: this is asked for every row.
+    """Whether :func:`stat` of ``x`` would run no torch op that a mode could notice; ``x`` must be a plain tensor."""
+    # Ask C functions first whether any mode is open, because the answer is almost always no and every row asks.
     alone = not (modes_open() or torch._C._len_torch_function_stack() or torch.is_inference_mode_enabled())
     return (alone or is_unwatched()) and native_cpu.supports(x)
 
 
 def read(x: Tensor, slot: int, *, restart: bool = False) -> None:
-    """:func:`stat` of a tensor that :func:`reads_memory` speaks of, with little between the caller and the library.
+    """:func:`stat` with less overhead, for a tensor that :func:`reads_memory` accepts.
 
     Args:
         x: the tensor.
-        slot: which row of its device's bank.
-        restart: forget the slot's values first.
+        slot: row of its device's bank.
+        restart: discard the values of the slot first.
     """
     home = bank(x.device)
     home.launches += 1
@@ -172,12 +175,12 @@ def read(x: Tensor, slot: int, *, restart: bool = False) -> None:
 
 
 def update(before: Tensor, after: Tensor, intended: Tensor | Adam, slot: int) -> None:
-    """Accumulate an update row; :func:`precdoctor.recording.kernels.reference.measure_update` says of what.
+    """Accumulate an update row; see :func:`precdoctor.recording.kernels.reference.measure_update` for its contents.
 
     Args:
         before, after: the weight.
-        intended: FP32 or FP64, of its shape; or its terms where :func:`makes_updates` says so.
-        slot: which row of the device's bank.
+        intended: FP32 or FP64, of the weight's shape; or its terms if :func:`makes_updates` accepts them.
+        slot: row of the device's bank.
     """
     if isinstance(intended, Adam):
         home = bank(before.device)
@@ -191,24 +194,24 @@ def update(before: Tensor, after: Tensor, intended: Tensor | Adam, slot: int) ->
 
 
 def makes_updates(before: Tensor, after: Tensor, intended: Adam) -> bool:
-    """Whether :func:`update` can make the intended update by itself, which saves a pass over memory or two."""
+    """Whether :func:`update` can compute the intended update from its terms, which saves a pass or two over memory."""
     return native_cpu.supports_adam(before, after, intended)
 
 
 def gathers(x: Tensor, before: Tensor | None = None, intended: Tensor | None = None) -> bool:
-    """Whether it is worth while, and possible, to keep a tensor, or an update to it, for :func:`together`.
+    """Whether to collect a tensor, or an update of it, for one :func:`together` instead of launching at once.
 
-    On CUDA it is, where a launch costs more than a small tensor does; the CPU kernel is as quick one by one.
+    True on CUDA, where a launch costs more than measuring a small tensor; the CPU kernel is as fast one by one.
     """
     return x.is_cuda and cuda.takes(x, before, intended)
 
 
 def together(jobs: Sequence[batched.Job], tables: batched.Tables) -> None:
-    """What :func:`stat` and :func:`update` would put into the slots one after the other, in a launch per group.
+    """Do what :func:`stat` and :func:`update` would do for one job after another, with one launch per group.
 
     Args:
-        jobs: tensors that :func:`gathers` took, no two of one slot.
-        tables: of tensors of this kind; kept for the next time.
+        jobs: tensors that :func:`gathers` accepted, no two of the same slot.
+        tables: device tables of tensors of this kind, reused in the next step.
     """
     for group, members in batched.grouped(jobs, bank, _wanted, cuda.stream_of).items():
         home = bank(group.device)
@@ -221,7 +224,7 @@ def together(jobs: Sequence[batched.Job], tables: batched.Tables) -> None:
 
 
 def one_by_one(job: batched.Job) -> None:
-    """The same for a tensor by itself."""
+    """Measure one tensor, or update, of :func:`together` by itself."""
     if job.restart:
         bank(job.x.device).restart(job.slot)
     if job.before is None or job.intended is None:
@@ -230,25 +233,25 @@ def one_by_one(job: batched.Job) -> None:
         update(job.before, job.x, job.intended, job.slot)
 
 
-_alone = threading.local()
+_own = threading.local()
 
 
 def measured(x: Tensor, *, fingerprint: bool = False) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """The slot row of one tensor by itself, without block histograms; waits for its device.
+    """Return the slot row of one tensor, without block histograms, in no slot of the run; waits for its device.
 
     Args:
-        x: as :func:`stat` takes it.
-        fingerprint: take one on CUDA, too.
+        x: as for :func:`stat`.
+        fingerprint: record one on CUDA also.
 
     Returns:
-        Integer and float columns (see ``layout``), to be read before the next call.
+        Integer and float columns (see ``row_layout``). The next call on this thread overwrites them.
     """
     x = measurable(x)
-    banks: dict[torch.device, Bank] = _alone.__dict__.setdefault("banks", {})
+    banks: dict[torch.device, Bank] = _own.__dict__.setdefault("banks", {})
     home = banks.get(x.device)
     if home is None:
         home = banks[x.device] = Bank(x.device)
-    ints, floats = home.cleared(0)
+    ints, floats = home.reset_row(0)
     if native_cpu.supports(x):
         native_cpu.measure_at(x, *home.addresses(0), home.counter_address, 0)
     else:
@@ -257,7 +260,7 @@ def measured(x: Tensor, *, fingerprint: bool = False) -> tuple[npt.NDArray[np.in
 
 
 def in_use(device: torch.device) -> str:
-    """Which kernel measures tensors of a device, for people: ``C (avx2)``, ``Triton``, ``torch operations``."""
+    """Name the kernel that measures tensors of a device: ``C (avx2)``, ``Triton``, ``torch operations``."""
     if device.type == "cpu" and native_cpu.library() is not None:
         return f"C ({native_cpu.variant()})"
     if device.type == "cuda":

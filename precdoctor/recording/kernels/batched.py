@@ -1,8 +1,8 @@
-"""Many tensors in one launch: which of them can go together, and the table on the device that leads a kernel to them.
+"""Many tensors in one launch: which tensors can share one, and the device table through which a kernel finds them.
 
-Nothing here needs Triton; the launch itself is ``triton_batch.py``'s. A table is made once and stays as long as the
-same tensors come again. Where they have moved (gradients, after ``zero_grad``), it is written again behind what the
-device is doing, from pinned memory that the host allocator hands out again only when the copy has been made.
+Nothing here needs Triton; the launch itself is in ``triton_batch.py``. A table is reused as long as the same tensors
+come again. When their addresses change (gradients, after ``zero_grad``), it is written again, stream-ordered after
+earlier launches, from pinned memory that the host allocator reuses only after the copy.
 """
 
 from __future__ import annotations
@@ -20,47 +20,47 @@ from precdoctor.recording.kernels.tiling import Tiling, is_aligned, tiling
 
 #: A row of the table: up to three addresses, those of the slot's integers and floats, its first program; the tiling.
 TILING: Final = 6
-#: Of a tiling, what differs from tensor to tensor of one launch: all but ``width`` and ``flat``.
+#: The fields of a tiling that differ between tensors of one launch: all but ``width`` and ``flat``.
 FIELDS: Final = TILING + len(Tiling._fields) - 2
-#: Tiles that are worth a program of their own, and as many programs as a launch should have at most.
+#: Minimum number of tiles of a program, and about the maximum number of programs of a launch.
 FEWEST_TILES: Final = 8
 MOST_PROGRAMS: Final = 2048
-#: Tables kept: a kind of tensors has one per dtype, tile width, alignment and stream.
+#: Tables kept: tensors of one kind need one per dtype, tile width, alignment and stream.
 _MOST_TABLES: Final = 64
 
 
 class Job(NamedTuple):
-    """One tensor to be measured; for an update ``x`` is the weight after it."""
+    """One tensor to be measured; for an update ``x`` is the weight after the step."""
 
     x: Tensor
     slot: int
     restart: bool = False
     before: Tensor | None = None
     intended: Tensor | None = None
-    #: Of the device, on which ``x`` was made ready; as ``cuda.stream_of`` gives it.
+    #: The stream on which ``x`` was computed, as ``cuda.stream_of`` returns it.
     stream: int = 0
 
 
 class Group(NamedTuple):
-    """What the tensors of one launch have in common."""
+    """The properties that all tensors of one launch share."""
 
     device: torch.device
     stream: int
     dtype: torch.dtype
     #: Blocks and fingerprint, as a bit mask.
     want: int
-    #: How their tiles are counted and read; see :class:`tiling.Tiling`.
+    #: How the kernel counts and reads the tiles; see :class:`tiling.Tiling`.
     width: int
     flat: bool
     #: See :func:`tiling.is_aligned`.
     aligned: bool
     restart: bool
-    #: Of updates: the dtype of the intended ones.
+    #: For updates, the dtype of the intended ones; None for statistics of a tensor.
     intended: torch.dtype | None
 
 
 class Member(NamedTuple):
-    """A tensor of a group, as in its row of the table."""
+    """A tensor of a group, as its row of the table describes it."""
 
     job: Job
     addresses: tuple[int, ...]
@@ -68,10 +68,10 @@ class Member(NamedTuple):
 
 
 class Home(Protocol):
-    """Where the slots of a device are."""
+    """The slots of one device."""
 
     def addresses(self, slot: int) -> tuple[int, int]:
-        """Where the integer and float row of a slot begin."""
+        """Return the addresses of the integer and float row of a slot."""
 
 
 def grouped(
@@ -80,13 +80,13 @@ def grouped(
     want: Callable[[int], int],
     stream: Callable[[Tensor], int],
 ) -> dict[Group, list[Member]]:
-    """Which tensors go into one launch, in the order they came in.
+    """Sort jobs into groups that can share a launch, in their original order.
 
     Args:
         jobs: any, as long as no slot occurs twice.
-        home: of a device.
-        want: blocks and fingerprint that a slot is to have, as a bit mask.
-        stream: the current one of a tensor's device.
+        home: returns the slots of a device.
+        want: returns blocks and fingerprint of a slot, as a bit mask.
+        stream: returns the current stream of a tensor's device.
     """
     groups: dict[Group, list[Member]] = {}
     streams: dict[torch.device, int] = {}
@@ -114,10 +114,10 @@ class Table:
 
     Attributes:
         rows: int64, shape ``(tensors, FIELDS)``.
-        owners: int32, shape ``(programs,)``: which row a program works for.
-        done: int64, shape ``(1,)``: programs that have finished; 0 between launches.
-        chunk: tiles of a program.
-        writes: how often ``rows`` was written.
+        owners: int32, shape ``(programs,)``: row of the tensor that each program reads.
+        done: int64, shape ``(1,)``: number of programs that have finished; 0 between launches.
+        chunk: tiles per program.
+        writes: number of times ``rows`` was written.
     """
 
     rows: Tensor
@@ -131,31 +131,33 @@ class Table:
         self._addresses: list[tuple[int, ...]] = []
         self._host = np.empty((0, FIELDS), np.int64)
 
-    def bring(self, members: Sequence[Member]) -> None:
-        """Have it lead to these tensors; where it does already, nothing is done."""
+    def describe(self, members: Sequence[Member]) -> None:
+        """Make the table describe these tensors; does nothing if it already does."""
         tilings = [member.tiling for member in members]
         addresses = [member.addresses for member in members]
         if tilings != self._tilings:
-            self._tilings, self._addresses = [], []  # should anything below be interrupted
+            self._tilings, self._addresses = [], []  # if interrupted below, the next call writes everything again
             self._lay_out(tilings)
         if addresses != self._addresses:
             self._host[:, : TILING - 1] = addresses
-            self.rows = sent(self._host, self.rows if self._addresses else None, self._device)
+            self.rows = send(self._host, self.rows if self._addresses else None, self._device)
             self.writes += 1
         self._tilings, self._addresses = tilings, addresses
 
     def _lay_out(self, tilings: Sequence[Tiling]) -> None:
-        self.chunk, firsts, owners = shared_out([on.tiles for on in tilings])
+        """Assign programs to tensors, and write the fields that do not depend on addresses."""
+        self.chunk, firsts, owners = assigned_programs([on.tiles for on in tilings])
         self.count, self.programs = len(tilings), len(owners)
         self._host = np.empty((self.count, FIELDS), np.int64)
         self._host[:, TILING - 1] = firsts
         self._host[:, TILING:] = [on[: FIELDS - TILING] for on in tilings]
-        self.owners = sent(owners, None, self._device)
+        self.owners = send(owners, None, self._device)
 
 
-def shared_out(tiles: Sequence[int]) -> tuple[int, list[int], np.ndarray[tuple[int, ...], np.dtype[np.int32]]]:
-    """How programs share the tiles of several tensors: tiles of each program, the first program of each tensor, and of
-    every program the tensor that it works for.
+def assigned_programs(tiles: Sequence[int]) -> tuple[int, list[int], np.ndarray[tuple[int, ...], np.dtype[np.int32]]]:
+    """Divide the tiles of several tensors among programs.
+
+    Returns tiles per program, the first program of each tensor, and the tensor of each program.
     """
     chunk = max(FEWEST_TILES, math.ceil(sum(tiles) / MOST_PROGRAMS))
     programs = [math.ceil(n / chunk) for n in tiles]
@@ -163,8 +165,8 @@ def shared_out(tiles: Sequence[int]) -> tuple[int, list[int], np.ndarray[tuple[i
     return chunk, firsts, np.repeat(np.arange(len(tiles), dtype=np.int32), programs)
 
 
-def sent(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]], to: Tensor | None, device: torch.device) -> Tensor:
-    """Values on their way to the device, into ``to`` where that is given; nothing waits."""
+def send(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]], to: Tensor | None, device: torch.device) -> Tensor:
+    """Return ``values`` on the device, copied into ``to`` if given; does not wait for the copy."""
     plain = torch.from_numpy(values)
     host = torch.empty(plain.shape, dtype=plain.dtype, device="cpu", pin_memory=device.type == "cuda")
     host.numpy()[...] = values
@@ -179,7 +181,7 @@ class Tables:
         self._tables: dict[Group, Table] = {}
 
     def of(self, group: Group) -> Table:
-        """The group's, made at first use."""
+        """Return the group's table; create it at first use."""
         found = self._tables.get(group)
         if found is None:
             if len(self._tables) >= _MOST_TABLES:

@@ -2,7 +2,7 @@
 
 A chunk of 64 Ki elements is widened to FP32 and classified as 32-bit integers in reused buffers, so nothing larger than
 a core's L2 cache is allocated and no page is faulted in twice. Rare content (NaN, Inf, FP32 subnormals, sums that would
-leave FP32's range) is detected from the chunk's own histogram and extremes, and that chunk is handed to the reference.
+leave FP32's range) is detected from the chunk's own histogram and extremes; the reference then measures that chunk.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _FIELD = 23  # FP32 mantissa bits
 _BIAS = 127
 #: FP32 exponent fields run 0 .. 255; entry ``1 + field`` of a chunk's histogram, 0 for zeros.
 _KEYS = 257
-#: From key of a chunk's histogram to key of the slot's.
+#: Offset from the key of a chunk's histogram to the key of the slot's.
 _SHIFT = -_BIAS - EXP_MIN
-#: Chunk sums are taken in FP32 and promoted; squares of these stay well inside its range.
+#: Chunk sums are taken in FP32 and promoted; squares of magnitudes in this range stay well inside FP32's.
 _SAFE_AMAX, _SAFE_AMIN = 2.0**54, 2.0**-50
 
 _scratch = threading.local()
 
 
 class _Buffers:
-    """Reused per thread: four 32-bit planes of one chunk."""
+    """Four 32-bit planes of one chunk, reused by one thread."""
 
     def __init__(self) -> None:
         self.wide = torch.empty(CHUNK, dtype=torch.float32)
@@ -50,7 +50,7 @@ def _buffers() -> _Buffers:
 
 
 def measure(x: Tensor, ints: Tensor, floats: Tensor, counter: Tensor, blocks: Sequence[int]) -> None:
-    """Same contract as :func:`~precdoctor.recording.kernels.reference.measure`, on the CPU, for all but FP64."""
+    """:func:`~precdoctor.recording.kernels.reference.measure` on the CPU, for every dtype but FP64."""
     buffers = _buffers()
     counter += 1
     bad = 0
@@ -65,7 +65,7 @@ def measure(x: Tensor, ints: Tensor, floats: Tensor, counter: Tensor, blocks: Se
 def _accumulate(
     piece: Tensor, start: int, ints: Tensor, floats: Tensor, finfo: torch.finfo, blocks: Sequence[int], b: _Buffers
 ) -> bool:
-    """One chunk of ordinary content; false, and nothing accumulated, when it holds something rare."""
+    """Accumulate one chunk of ordinary content. Return False, with nothing accumulated, if it holds rare content."""
     n = piece.numel()
     flat = piece.reshape(-1)
     wide = flat if flat.dtype == torch.float32 else b.wide[:n].copy_(flat)
@@ -101,12 +101,12 @@ def _accumulate(
 
 
 def _value(bits: int) -> float:
-    """The FP32 number with these magnitude bits."""
+    """Return the FP32 number with these magnitude bits."""
     return float(torch.tensor(bits, dtype=torch.int32).view(torch.float32))
 
 
 def _accumulate_blocks(key: Tensor, zeros: int, ints: Tensor, block: int) -> None:
-    """As the reference does; the elements that have no exponent are subtracted instead of masked."""
+    """Histogram blocks as the reference does, but subtract elements that have no exponent instead of masking them."""
     pad = -key.shape[1] % block
     grouped = (torch.nn.functional.pad(key, (0, pad)) if pad else key).view(key.shape[0], -1, block)
     peak = grouped.amax(dim=-1, keepdim=True)
@@ -128,7 +128,7 @@ def _accumulate_blocks(key: Tensor, zeros: int, ints: Tensor, block: int) -> Non
 
 
 def _fingerprint(flat: Tensor, start: int, b: _Buffers, a: Tensor, c: Tensor) -> Tensor:
-    """The reference's fingerprint of one chunk; overwrites the two planes it is given."""
+    """Return the reference's fingerprint of one chunk; overwrites the planes ``a`` and ``c``."""
     size = flat.element_size()
     if size == 4:
         words = flat.view(torch.int32)

@@ -1,4 +1,4 @@
-"""Whether the Triton kernels can be used here, found out at the first CUDA tensor; the package does not need Triton."""
+"""Use of the Triton kernels if they work here, which the first CUDA tensor shows; the package does not need Triton."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.kernels import batched
-from precdoctor.recording.kernels.light_launch import KernelFailedError, is_the_devices
+from precdoctor.recording.kernels.light_launch import KernelFailedError, is_device_error
 from precdoctor.recording.kernels.tiling import is_dense
 from precdoctor.recording.process import attach
 
-#: Why launches failed, for people, each kernel once; and how many that were when they were last told of.
+#: One sentence for each kernel that failed; and how many of them :func:`untold_failures` has returned.
 _failures: list[str] = []
-_told = 0
-#: So many kernels fail where it is not the kernels' fault: none is tried any more.
+_reported = 0
+#: After so many failed kernels the cause is not the kernel, and no other one is tried.
 _MOST_FAILURES: Final = 3
-#: Of each thread, whether it has said that captures are none of its business; CUDA's name for that.
-_apart = threading.local()
+#: Per thread, whether :func:`stay_out_of_captures` has run; and CUDA's code of that mode.
+_thread = threading.local()
 _RELAXED: Final = 2
-#: Blocks of every size, and a fingerprint.
+#: Bit mask: blocks of every size, and a fingerprint.
 _ALL: Final = 15
 
 
@@ -38,12 +38,14 @@ _raw_stream: Final[Callable[[int], int]] = getattr(torch._C, "_cuda_getCurrentRa
 
 
 def measure(x: Tensor, ints: int, floats: int, counter: int, want: int) -> bool:
-    """:func:`precdoctor.recording.kernels.reference.measure` by the Triton kernel; false, and nothing measured, where
-    that cannot be. A kernel that does not compile is not tried again in this process, and after three none is.
+    """:func:`precdoctor.recording.kernels.reference.measure` by the Triton kernel.
+
+    Returns False, with nothing measured, if that is impossible. A kernel that does not compile is not tried again in
+    this process; after three such kernels none is.
 
     Args:
         x: on a CUDA device.
-        ints, floats, counter: addresses, on that device.
+        ints, floats, counter: addresses on that device.
         want: blocks and fingerprint, as a bit mask.
     """
     kernel = _kernel()
@@ -53,10 +55,10 @@ def measure(x: Tensor, ints: int, floats: int, counter: int, want: int) -> bool:
 
 
 def takes(x: Tensor, before: Tensor | None, intended: Tensor | None) -> bool:
-    """Whether :func:`measure_many` can have a tensor, or an update to it.
+    """Whether :func:`measure_many` accepts a tensor, or an update of it.
 
-    Not while a CUDA graph is captured, which would read the table again at every replay; of updates all three tensors
-    are to lie in memory alike, weights of at most 32 bits.
+    Not while a CUDA graph is captured, because every replay would read the table again. For an update all three tensors
+    must have the same layout in memory, and the weight at most 32 bits.
     """
     kernel = _kernel() if x.is_cuda else None
     if kernel is None or gave_up() or torch.cuda.is_current_stream_capturing():
@@ -67,7 +69,7 @@ def takes(x: Tensor, before: Tensor | None, intended: Tensor | None) -> bool:
 
 
 def updates_fit(before: Tensor, after: Tensor, intended: Tensor) -> bool:
-    """Whether the batched kernel can compare these."""
+    """Whether the batched kernel can compare these three tensors."""
     return (
         before.dtype == after.dtype != torch.float64
         and intended.dtype in {torch.float32, torch.float64}
@@ -78,25 +80,26 @@ def updates_fit(before: Tensor, after: Tensor, intended: Tensor) -> bool:
 
 
 def measure_many(group: batched.Group, members: Sequence[batched.Member], table: batched.Table, to: Tensor) -> bool:
-    """Measure the tensors of a group in one launch (two where slots start anew); false, and nothing measured, where
-    that cannot be.
+    """Measure the tensors of a group in one launch (two if slots are restarted).
+
+    Returns False, with nothing measured, if that is impossible.
 
     Args:
-        group: what the tensors have in common.
-        members: they and their slots.
-        table: the group's.
+        group: the properties that the tensors share.
+        members: the tensors and their slots.
+        table: the group's table.
         to: the launch counter of the device.
     """
 
     def launch() -> None:
         from precdoctor.recording.kernels import triton_batch
 
-        table.bring(members)
+        table.describe(members)
         triton_batch.launch(group, table, to)
 
     if gave_up():
         return False
-    _follow([member.job for member in members], group)
+    _wait_for_streams([member.job for member in members], group)
     return _tried(group.device, launch)
 
 
@@ -111,7 +114,7 @@ def looks_at(dtypes: Collection[torch.dtype], device: torch.device) -> bool:
 def look(
     device: torch.device, programs: int, addresses: tuple[int, ...], chunk: int, dtype: torch.dtype, *, aligned: bool
 ) -> bool:
-    """``triton_look.launch``; false, and nothing launched, where that cannot be."""
+    """Run ``triton_look.launch``. Return False, with nothing launched, if that is impossible."""
 
     def launch() -> None:
         from precdoctor.recording.kernels import triton_look
@@ -122,35 +125,35 @@ def look(
 
 
 def stream_of(x: Tensor) -> int:
-    """The current stream of a tensor's device."""
+    """Return the current stream of a tensor's device; 0 on the CPU."""
     return current_stream(x.device) if x.is_cuda else 0
 
 
 def current_stream(device: torch.device) -> int:
-    """The current stream of a GPU, as CUDA names it: without an object of torch's, which takes as long as a launch."""
+    """Return CUDA's handle of a GPU's current stream; creating torch's stream object would take as long as a launch."""
     return _raw_stream(device.index)
 
 
 def stream_object(device: torch.device, stream: int) -> torch.cuda.Stream:
-    """A stream that :func:`current_stream` gave, as torch has it."""
+    """Return the torch object of a stream handle."""
     return torch.cuda.ExternalStream(stream, device=device)
 
 
 def stay_out_of_captures() -> None:
-    """Let this thread ask whether a copy has arrived, while another one captures a CUDA graph.
+    """Let this thread query whether a copy has arrived while another thread captures a CUDA graph.
 
-    Such a question makes a capture fail, whoever asks, unless the thread has said that it has nothing to do with it.
-    PyTorch's watcher of NCCL says so, too (``CUDAStreamCaptureModeGuard``).
+    Such a query on any thread makes the capture fail, unless the thread has declared that it takes no part in captures.
+    PyTorch's NCCL watchdog does the same (``CUDAStreamCaptureModeGuard``).
     """
-    if getattr(_apart, "said", False) or not torch.cuda.is_initialized():
+    if getattr(_thread, "said", False) or not torch.cuda.is_initialized():
         return
-    _apart.said = True
+    _thread.said = True
     with contextlib.suppress(OSError, AttributeError):  # no NVIDIA driver
         ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_RELAXED)))
 
 
-def _follow(jobs: Sequence[batched.Job], group: batched.Group) -> None:
-    """Tensors made ready on another stream than the launch's: it waits for that one, on the device."""
+def _wait_for_streams(jobs: Sequence[batched.Job], group: batched.Group) -> None:
+    """Make the launch wait, on the device, for the other streams on which tensors were computed."""
     for stream in {job.stream for job in jobs if job.stream != group.stream}:
         here = torch.cuda.current_stream(group.device)
         here.wait_stream(stream_object(group.device, stream))
@@ -162,6 +165,7 @@ def _follow(jobs: Sequence[batched.Job], group: batched.Group) -> None:
 
 
 def _tried(device: torch.device, body: Callable[..., Any], *args: Any, **options: Any) -> bool:
+    """Run ``body`` on a device. Return False and note the failure if its kernel cannot run; raise device errors."""
     try:
         with _on(device):
             body(*args, **options)
@@ -169,7 +173,7 @@ def _tried(device: torch.device, body: Callable[..., Any], *args: Any, **options
         return False
     except Exception as error:  # compiling needs a driver, a C compiler and a cache; any may be missing
         attach.let_through(error)
-        if is_the_devices(error):
+        if is_device_error(error):
             raise
         _failures.append(f"Triton failed: {type(error).__name__}: {error}".partition("\n")[0])
         return False
@@ -183,23 +187,23 @@ def _on(device: torch.device) -> contextlib.AbstractContextManager[None]:
 
 
 def gave_up() -> bool:
-    """Whether too many kernels have failed to try another one."""
+    """Whether so many kernels have failed that no other one is tried."""
     return len(_failures) >= _MOST_FAILURES
 
 
 def failure() -> str | None:
-    """Why a kernel of Triton's is not used; null when all are."""
+    """Why a Triton kernel is not used, as one sentence; None if all are."""
     if _kernel() is None:
         return "Triton is not installed"
     return _failures[0] if _failures else None
 
 
 def untold_failures() -> list[str]:
-    """What has failed since this was asked last, as sentences for people."""
-    global _told
-    if len(_failures) == _told:
+    """Return the failures since the last call, as sentences for people."""
+    global _reported
+    if len(_failures) == _reported:
         return []
-    found, _told = _failures[_told:], len(_failures)
+    found, _reported = _failures[_reported:], len(_failures)
     what = "tensors are" if gave_up() else "some tensors are"
     return [f"{what} measured by torch's operations, which is slow: {why}" for why in found]
 

@@ -1,4 +1,4 @@
-"""The look at tensors on a GPU that come again in every step, the same but for where they lie. Needs no Triton."""
+"""Amax and sum of squares of GPU tensors that come every step and change only their addresses. Needs no Triton."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.kernels import cuda
-from precdoctor.recording.kernels.batched import sent, shared_out
+from precdoctor.recording.kernels.batched import assigned_programs, send
 from precdoctor.recording.kernels.tiling import LANES, elements_per_lane, is_dense
 
 _Addresses = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 class _Alike:
-    """Tensors of one dtype: where they stand in the list, and the table that leads the kernel to them."""
+    """Tensors of one dtype: their indices in the list, and the device table of their addresses."""
 
     def __init__(self, dtype: torch.dtype, places: list[int], sizes: list[int], device: torch.device) -> None:
         self.dtype, self.places = dtype, places
         tiles = [math.ceil(size / (LANES * elements_per_lane(dtype))) for size in sizes]
-        self.chunk, firsts, owners = shared_out(tiles)
+        self.chunk, firsts, owners = assigned_programs(tiles)
         self.programs = len(owners)
         self.host = np.column_stack((np.zeros(len(sizes), np.int64), sizes, firsts)).astype(np.int64)
-        self.owners = sent(owners, None, device)
+        self.owners = send(owners, None, device)
         self.done = torch.zeros(1, dtype=torch.int64, device=device)
         self.rows: Tensor | None = None
 
-    def bring(self, addresses: _Addresses, device: torch.device) -> None:
-        """Have the table lead to these addresses."""
+    def describe(self, addresses: _Addresses, device: torch.device) -> None:
+        """Write these addresses to the table, unless it already has them."""
         if self.rows is None or not np.array_equal(addresses, self.host[:, 0]):
             self.host[:, 0] = addresses
-            self.rows = sent(self.host, self.rows, device)
+            self.rows = send(self.host, self.rows, device)
 
 
 class DeviceLook:
-    """Amax and sum of squares of a list of tensors: a launch for each dtype, and nothing that waits.
+    """Amax and sum of squares of a list of tensors: one launch per dtype, without waiting for the device.
 
     Args:
-        tensors: plain, strided, of one GPU; ``fits`` says whether they will do.
+        tensors: plain and strided, on one GPU; :meth:`fits` must accept them.
     """
 
     _MOST_DTYPES: Final = 4
@@ -68,15 +68,15 @@ class DeviceLook:
         )
 
     def look(self, addresses: list[int], stream: int) -> Tensor | None:
-        """Launch it, on the current stream.
+        """Launch the kernel on the current stream.
 
         Args:
             addresses: of the tensors.
             stream: the current one.
 
         Returns:
-            FP64, shape ``(dtypes, 2)``, on the device: amax, as :func:`native_cpu.look` has it, and sum of squares.
-            Null where the kernel could not be launched, or on another stream than before.
+            FP64, shape ``(dtypes, 2)``, on the device: amax as in :func:`native_cpu.look`, and sum of squares. None
+            if the kernel could not be launched, or if the current stream has changed.
         """
         if stream != self._stream:
             return None
@@ -87,7 +87,7 @@ class DeviceLook:
         partial = out + 16 * len(kinds)
         for kind in kinds:
             mine = lying if len(kinds) == 1 else lying[kind.places]
-            kind.bring(mine, device)
+            kind.describe(mine, device)
             assert kind.rows is not None, "the table was written"
             at = kind.rows.data_ptr(), kind.owners.data_ptr(), partial, out, kind.done.data_ptr()
             if not cuda.look(

@@ -1,6 +1,6 @@
-/* Histograms of bytes. Nearly all exponents of a tile lie in a few neighbouring binades: such a window is counted many keys
- * at a time, what falls outside one by one, or, if that is much, over interleaved tables (one would stall on store
- * forwarding). */
+/* Histograms of bytes. Nearly all exponents of a tile lie in a few neighbouring binades: this window is counted many keys
+ * at a time, keys outside of it one by one or, if there are many, in interleaved tables (a single one would stall on
+ * store forwarding). */
 
 #ifndef PRECDOCTOR_HISTOGRAM_H
 #define PRECDOCTOR_HISTOGRAM_H
@@ -38,7 +38,7 @@ INLINE int sum_of(bytes_t v) {
     return total;
 }
 
-/* One bit per byte of a comparison's result. */
+/* Returns one bit per byte of a comparison's result. */
 INLINE uint64_t mask_of(bytes_t v) {
     uint64_t mask = 0;
 #ifdef __SSE2__
@@ -53,12 +53,12 @@ INLINE uint64_t mask_of(bytes_t v) {
 
 /* ---- a window ------------------------------------------------------------------------------------------------------ */
 
-/* counts[j]: how often first + j occurs among n keys, a multiple of BYTES. Returns how often 0 does. */
+/* Sets counts[j] to how often first + j occurs among n keys, a multiple of BYTES. Returns how often 0 occurs. */
 #ifdef __AVX512VBMI__
 
 /* Adds to each byte j of `counts`' groups of eight how many of a group's keys a table gives bit j. */
 INLINE __m512i count_bits(__m512i counts, __m512i table, __m512i places) {
-    /* The product of the identity with eight bytes taken for a bit matrix is that matrix transposed. */
+    /* This affine product of the identity with eight bytes, read as a bit matrix, transposes the matrix. */
     const __m512i identity = _mm512_set1_epi64((long long)0x8040201008040201);
     __m512i bits = _mm512_gf2p8affine_epi64_epi8(identity, _mm512_shuffle_epi8(table, places), 0);
     return _mm512_add_epi8(counts, _mm512_popcnt_epi8(bits));
@@ -81,7 +81,7 @@ static int count_places(const uint8_t *keys, int n, int first, uint16_t *counts)
     for (int from = 0; from < n; from += AT_ONCE) {
         __m512i lows = _mm512_setzero_si512(), highs = lows;
         for (int i = from; i < n && i < from + AT_ONCE; i += BYTES) {
-            /* Places 16 and up get the sign bit, for which a shuffle gives 0. */
+            /* Places from 16 up get the sign bit, for which a shuffle returns 0. */
             __m512i key = _mm512_loadu_si512(keys + i), places = _mm512_adds_epu8(_mm512_sub_epi8(key, base), reach);
             lows = count_bits(lows, lower, places);
             highs = count_bits(highs, upper, places);
@@ -98,7 +98,7 @@ static int count_places(const uint8_t *keys, int n, int first, uint16_t *counts)
 #elif defined __AVX2__
 
 /* A table gives each key one bit of a byte, and 256 numbers count one bit of a register each: 32 lanes times eight bits.
- * They are held by digits, one register for each, and eight registers are added at a time, as a row of full adders does
+ * Each binary digit of the numbers has a register of its own, and eight registers are added at a time by full adders
  * (Harley and Seal's population count). Then the lanes are summed. */
 enum { GROUP = 8 * BYTES, AT_ONCE = 8 * GROUP };
 
@@ -106,14 +106,14 @@ typedef struct {
     __m256i ones, twos, fours;
 } numbers_t;
 
-/* Adds two bits to a digit; returns what is carried. */
+/* Adds two bits to a digit; returns the carry. */
 INLINE __m256i add_two(__m256i *digit, __m256i b, __m256i c) {
     __m256i a = *digit, either = _mm256_xor_si256(a, b);
     *digit = _mm256_xor_si256(either, c);
     return _mm256_or_si256(_mm256_and_si256(a, b), _mm256_and_si256(either, c));
 }
 
-/* Adds eight bits to each number; returns what is carried, eights. */
+/* Adds eight bits to each number; returns the carry, which counts eights. */
 INLINE __m256i add_eight(numbers_t *to, const __m256i bits[8]) {
     __m256i two[4], four[2];
     for (int i = 0; i < 4; i++) two[i] = add_two(&to->ones, bits[2 * i], bits[2 * i + 1]);
@@ -127,7 +127,7 @@ INLINE __m256i look_up_eight(numbers_t *to, __m256i table, const __m256i places[
     return add_eight(to, bits);
 }
 
-/* A digit of the numbers of bits j and j + 4, where the two halves of a byte have it as numbers of four bits. */
+/* Returns one digit of the numbers of bits j and j + 4, in its place in the lower and upper four bits of each byte. */
 INLINE __m256i digit_at(__m256i digit, int which, int j) {
     int left = which - j;
     digit = left < 0 ? _mm256_srli_epi16(digit, -left) : _mm256_slli_epi16(digit, left);
@@ -136,7 +136,7 @@ INLINE __m256i digit_at(__m256i digit, int which, int j) {
 
 INLINE __m256i or_three(__m256i a, __m256i b, __m256i c) { return _mm256_or_si256(_mm256_or_si256(a, b), c); }
 
-/* counts[j]: the sum of the 32 numbers of bit j, eight times `eights` included. */
+/* Sets counts[j] to the sum of the 32 numbers of bit j, plus eight times `eights`. */
 INLINE void sum_numbers(numbers_t low, const __m256i eights[8], uint16_t counts[8]) {
     const __m256i half = _mm256_set1_epi8(0x0f), zero = _mm256_setzero_si256();
     numbers_t high = {zero, zero, zero};
@@ -158,11 +158,11 @@ INLINE void sum_numbers(numbers_t low, const __m256i eights[8], uint16_t counts[
 
 INLINE __m256i place_of(__m256i key, __m256i first, __m256i *zeros) {
     *zeros = _mm256_sub_epi8(*zeros, _mm256_cmpeq_epi8(key, _mm256_setzero_si256()));
-    /* Places 16 and up get the sign bit, for which a shuffle gives 0. */
+    /* Places from 16 up get the sign bit, for which a shuffle returns 0. */
     return _mm256_adds_epu8(_mm256_sub_epi8(key, first), _mm256_set1_epi8(0x70));
 }
 
-/* The places of a group's first n keys; the others' count nowhere. */
+/* Returns the places of a group's first n keys; places of other keys are out of range and not counted. */
 INLINE void find_places(const uint8_t *keys, int n, __m256i first, __m256i places[8], __m256i *zeros) {
     for (int j = 0; j < 8; j++)
         places[j] = j * BYTES < n ? place_of((__m256i)bytes_at(keys + j * BYTES), first, zeros) : _mm256_set1_epi8(-1);
@@ -214,20 +214,20 @@ static int count_places(const uint8_t *keys, int n, int first, uint16_t *counts)
 
 #endif
 
-/* Adds to out[] how often each of first .. first + WINDOW - 1 occurs, of which only those below `end` count. Returns the
- * sum; *zeros receives the number of zeros. 1 <= first <= 256 - WINDOW, so that no zero looks like a key of the window. */
+/* Adds to out[] how often each of first .. first + WINDOW - 1 below `end` occurs. Returns the sum; *zeros receives the
+ * number of zeros. 1 <= first <= 256 - WINDOW, so that no zero looks like a key of the window. */
 static int count_window(const uint8_t *keys, int n, int first, int end, int64_t *out, int *zeros) {
     uint16_t counts[WINDOW];
     int total = 0;
     *zeros = count_places(keys, n, first, counts);
     for (int j = 0; j < WINDOW && first + j < end; j++) {
-        if (counts[j]) out[first + j] += counts[j]; /* out[] need not reach beyond what occurs */
+        if (counts[j]) out[first + j] += counts[j]; /* out[] may be shorter than the window */
         total += counts[j];
     }
     return total;
 }
 
-/* ---- everything ---------------------------------------------------------------------------------------------------- */
+/* ---- all keys ------------------------------------------------------------------------------------------------------ */
 
 /* Adds to out[] how often each key outside low .. high occurs. */
 static void count_outside(const uint8_t *keys, int n, int low, int high, int64_t *out) {
@@ -239,7 +239,7 @@ static void count_outside(const uint8_t *keys, int n, int low, int high, int64_t
     }
 }
 
-/* ... how often any key occurs, over interleaved tables. Returns the number of non-zero keys. */
+/* Adds to out[] how often each key occurs, over interleaved tables. Returns the number of non-zero keys. */
 static int count_all(const uint8_t *keys, int n, int64_t *out) {
     uint16_t table[TABLES][256];
     memset(table, 0, sizeof table);
@@ -251,15 +251,16 @@ static int count_all(const uint8_t *keys, int n, int64_t *out) {
     for (int j = 1; j < TABLES; j++)
         for (int k = 0; k < 256; k++) table[0][k] += table[j][k];
     int top = 255;
-    while (top && !table[0][top]) top--; /* here, too */
+    while (top && !table[0][top]) top--; /* out[] may be shorter than a table */
     for (int k = 1; k <= top; k++) out[k] += table[0][k];
     return n - table[0][0];
 }
 
-/* Adds to out[1 .. 255] how often each non-zero key occurs; returns how many there are.
- *   keys    n of them, with room for zeros behind them up to a multiple of BYTES
- *   first   where a window holds most of them, and which way to put a second one: +WINDOW or -WINDOW
- *   spread  how many more times not to try windows, because keys were too far apart */
+/* Adds to out[1 .. 255] how often each non-zero key occurs; returns the number of non-zero keys.
+ *   keys    n keys, with room for zeros after them up to a multiple of BYTES
+ *   first   first key of the window that holds most keys
+ *   on      offset of a second window: +WINDOW or -WINDOW
+ *   spread  number of coming calls that skip the windows, because keys were too far apart */
 static int count_keys(uint8_t *keys, int n, int first, int on, int64_t *out, uint8_t *spread) {
     int padded = (n + BYTES - 1) / BYTES * BYTES;
     memset(keys + n, 0, (size_t)(padded - n));
@@ -270,7 +271,7 @@ static int count_keys(uint8_t *keys, int n, int first, int on, int64_t *out, uin
     if (first < 1) first = 1;
     int low = first, high = first + WINDOW - 1, zeros, unused;
     int left = padded - count_window(keys, padded, first, 256, out, &zeros) - zeros;
-    if (left > n / FEW) { /* one by one each of them is a branch that nobody can predict */
+    if (left > n / FEW) { /* counting many keys one by one costs an unpredictable branch each */
         int second = first + on < 1 ? 1 : first + on;
         left -= count_window(keys, padded, second, on < 0 ? first : 256, out, &unused);
         low = second < low ? second : low;

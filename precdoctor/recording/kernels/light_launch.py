@@ -1,8 +1,8 @@
-"""Launching a Triton kernel that is compiled already, past Triton's Python: that takes 25 us to find out what is known.
+"""Launches of compiled Triton kernels that bypass Triton's Python, which takes 25 us per launch to find the kernel.
 
-How Triton calls its launcher differs by version, and so it is watched: the second launch of a kernel goes through
-Triton, and if what arrives at the launcher is what this module can make by itself, later ones go there at once. Where
-it is anything else (another Triton, a profiler's hooks), every launch goes through Triton, as the first two.
+How Triton calls its launcher differs by version, and so it is observed: the second launch of a kernel goes through
+Triton, and if this module can build the launcher's arguments by itself, later launches call the launcher directly.
+Otherwise (another Triton, a profiler's hooks), every launch goes through Triton, like the first two.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import torch
 
 from precdoctor.recording.process import attach
 
-#: What a launcher is given in front of the kernel's arguments: the grid, the stream, the function, what is known of the
-#: kernel, what a profiler is told, and the two hooks that tell it.
+#: Positions of a launcher's arguments before those of the kernel: the grid, the stream, the function, the kernel's
+#: packed metadata, data for a profiler, and the two hooks that a profiler sets.
 _GRID, _STREAM, _FUNCTION, _PACKED, _HOOKS, _FIRST = slice(0, 3), 3, 4, 5, slice(7, 9), 9
-#: By torch itself, of a device: the address of its current stream.
+#: Torch's function that returns the handle of a device's current stream; None if this torch has none.
 _raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 Launcher = Callable[..., object]
 
 
-class _Patience:
-    """Says why the first steps take so long, once, where they do."""
+class _SlowStartNotice:
+    """Prints once why the first steps are slow, if compiling takes long."""
 
     _SECONDS: Final = 5.0
 
@@ -34,14 +34,14 @@ class _Patience:
         self._spent, self._said = 0.0, False
 
     def spend(self, seconds: float) -> None:
-        """The first launch of a kernel took so long: it was compiled, or read from Triton's cache."""
+        """Add the duration of a kernel's first launch, in which it was compiled or read from Triton's cache."""
         self._spent += seconds
         if self._spent > self._SECONDS and not self._said:
             self._said = True
             attach.say("kernels are compiled for this GPU: the first steps are slow, but not those of later runs")
 
 
-_patience = _Patience()
+_slow_start = _SlowStartNotice()
 
 
 class _Compiled:
@@ -50,91 +50,91 @@ class _Compiled:
     __slots__ = ("front", "kernel", "run", "tail")
 
     def __init__(self, kernel: Any) -> None:
-        #: To be watched; null once it was, or where it cannot be.
+        #: The kernel until a launch of it was observed; None afterwards, or if it cannot be observed.
         self.kernel = kernel
-        #: The launcher, once it is known how to call it: behind the stream come ``front``, the arguments and ``tail``.
+        #: The launcher, once its arguments are known: after the stream ``front``, the kernel's arguments, ``tail``.
         self.run: Launcher | None = None
         self.front: tuple[Any, ...] = ()
         self.tail: tuple[Any, ...] = ()
 
 
 class KernelFailedError(Exception):
-    """A kernel is asked for that did not compile."""
+    """A kernel is requested that did not compile before."""
 
 
 class LightLaunch:
     """Launches of one kernel whose arguments are integers that are not compiled in.
 
     Args:
-        jitted: the kernel, as ``triton.jit`` made it.
+        jitted: the kernel, as ``triton.jit`` returned it.
         options: of every launch, ``num_warps`` and the like.
     """
 
     def __init__(self, jitted: Any, options: dict[str, Any]) -> None:
         self._jitted, self._options = jitted, options
-        self._known: dict[tuple[Any, ...], _Compiled] = {}
-        #: Those that do not compile, and are not tried again.
+        self._compiled: dict[tuple[Any, ...], _Compiled] = {}
+        #: Keys of kernels that did not compile and are not tried again.
         self._failed: set[tuple[Any, ...]] = set()
-        #: Gradients arrive on a thread per device: one of them watches at a time.
-        self._watching = threading.Lock()
+        #: Gradients arrive on one thread per device: only one of them observes a launch at a time.
+        self._observing = threading.Lock()
 
     def __call__(self, programs: int, device: torch.device, arguments: tuple[int, ...], *constants: Any) -> None:
-        """Launch it on the current stream.
+        """Launch the kernel on the current stream.
 
         Args:
-            programs: how many.
+            programs: number of programs.
             device: the current one.
             arguments: of the kernel.
-            constants: that are compiled in.
+            constants: arguments that are compiled in.
 
         Raises:
-            KernelFailedError: it did not compile with these constants, as whatever Triton raised has told before.
+            KernelFailedError: the kernel did not compile with these constants before; then Triton's error was raised.
         """
         key = (device.index, *constants)
-        known = self._known.get(key)
-        if known is None:
+        entry = self._compiled.get(key)
+        if entry is None:
             if key in self._failed:
                 raise KernelFailedError
             began = time.perf_counter()
             try:
                 kernel = self._by_triton(programs, arguments, constants)
             except Exception as error:
-                if not is_the_devices(error):
+                if not is_device_error(error):
                     self._failed.add(key)
                 raise
-            _patience.spend(time.perf_counter() - began)
+            _slow_start.spend(time.perf_counter() - began)
             watchable = kernel is not None and device.type == "cuda" and _raw_stream is not None
-            self._known[key] = _Compiled(kernel if watchable else None)
-        elif known.run is None or _raw_stream is None:
-            if known.kernel is None or not self._watching.acquire(blocking=False):
+            self._compiled[key] = _Compiled(kernel if watchable else None)
+        elif entry.run is None or _raw_stream is None:
+            if entry.kernel is None or not self._observing.acquire(blocking=False):
                 self._by_triton(programs, arguments, constants)
                 return
             try:
-                self._watch(known, programs, arguments, constants)
+                self._observe(entry, programs, arguments, constants)
             finally:
-                self._watching.release()
+                self._observing.release()
         else:
             try:
-                known.run(programs, 1, 1, _raw_stream(device.index), *known.front, *arguments, *known.tail)
-            except TypeError:  # it takes other arguments after all; nothing was launched
-                known.run = known.kernel = None
+                entry.run(programs, 1, 1, _raw_stream(device.index), *entry.front, *arguments, *entry.tail)
+            except TypeError:  # the launcher takes other arguments after all; nothing was launched
+                entry.run = entry.kernel = None
                 self._by_triton(programs, arguments, constants)
 
     def _by_triton(self, programs: int, arguments: tuple[int, ...], constants: tuple[Any, ...]) -> Any:
         return self._jitted[(programs,)](*arguments, *constants, **self._options)
 
-    def _watch(self, known: _Compiled, programs: int, arguments: tuple[int, ...], constants: tuple[Any, ...]) -> None:
-        """Launch it through Triton, and see how."""
-        kernel, known.kernel = known.kernel, None
+    def _observe(self, entry: _Compiled, programs: int, arguments: tuple[int, ...], constants: tuple[Any, ...]) -> None:
+        """Launch the kernel through Triton, and record the arguments that its launcher receives."""
+        kernel, entry.kernel = entry.kernel, None
         run: Any = getattr(kernel, "run", None)
         name = next((n for n in ("_run", "run") if n in vars(kernel)), None)
         if name is None or not callable(run):
             self._by_triton(programs, arguments, constants)
             return
-        came: list[tuple[Any, ...]] = []
+        calls: list[tuple[Any, ...]] = []
 
         def watch(*given: Any) -> object:
-            came.append(given)
+            calls.append(given)
             return run(*given)
 
         setattr(kernel, name, watch)
@@ -142,29 +142,29 @@ class LightLaunch:
             self._by_triton(programs, arguments, constants)
         finally:
             setattr(kernel, name, run)
-        if len(came) != 1 or not _is_known(came[0], programs):
+        if len(calls) != 1 or not _has_expected_arguments(calls[0], programs):
             return
-        given = came[0]
+        given = calls[0]
         if given[_FIRST:] in {(*arguments, *constants), arguments}:
-            known.front = given[_FUNCTION], given[_PACKED], None, None, None
-            known.tail = given[_FIRST + len(arguments) :]
-            known.run = run
+            entry.front = given[_FUNCTION], given[_PACKED], None, None, None
+            entry.tail = given[_FIRST + len(arguments) :]
+            entry.run = run
 
 
-def is_the_devices(error: Exception) -> bool:
-    """Whether the device reports a full memory, or an error of a kernel that ran before: no kernel of ours has failed.
+def is_device_error(error: Exception) -> bool:
+    """Whether the device reports out of memory or an error of an earlier kernel: then no kernel of ours has failed.
 
-    An error of the training's arrives at whoever calls the device next; torch 2.8 and older have no class for it.
+    An error of the training's kernels surfaces at the device's next caller; torch up to 2.8 has no class for it.
     """
     kinds = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))
     if type(error) is not RuntimeError:
         return isinstance(error, kinds)
-    # Triton hands on what the launch was told: of a kernel made for another GPU, too, which is the kernel's own.
+    # Triton passes on the launch's error. One that names an image (a kernel for another GPU) is the kernel's own.
     return str(error).startswith(("CUDA error", "Triton Error [CUDA]")) and "image" not in str(error)
 
 
-def _is_known(given: tuple[Any, ...], programs: int) -> bool:
-    """Whether a launcher was given what is expected in front of the kernel's arguments, and nobody listens."""
+def _has_expected_arguments(given: tuple[Any, ...], programs: int) -> bool:
+    """Whether a launcher's leading arguments are as expected, and no hook is set."""
     if len(given) < _FIRST or given[_GRID] != (programs, 1, 1) or type(given[_STREAM]) is not int:
         return False
     return not any(hook is not None and getattr(hook, "calls", hook) for hook in given[_HOOKS])

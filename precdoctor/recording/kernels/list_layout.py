@@ -1,4 +1,4 @@
-"""Lists of tensors that are read in every step: what they were when they were last asked one by one."""
+"""Fast path for lists of tensors that are read every step and differ from step to step only in their addresses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DTYPE, _ADDRESS, _NUMEL = _BASE.dtype.__get__, _BASE.data_ptr, _BASE.numel
 
 
 def _tensor_guards() -> Callable[..., Any] | None:
-    """Dynamo's check of many tensors at once (class, kind, dtype, device, shape, strides); null where it differs."""
+    """Return Dynamo's check of many tensors (class, kind, dtype, device, shape, strides); None if it is unusable."""
     kind: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
     try:
         with apart_from_user_modes():
@@ -45,40 +45,40 @@ def _tensor_guards() -> Callable[..., Any] | None:
 
 
 class Layout:
-    """What the tensors of one list were when they were asked last; :func:`look` asks each of them six questions.
+    """The properties of a list of tensors at its last full check; :func:`native_cpu.look` makes six queries per tensor.
 
-    Gradients of a training are other tensors in every step, and lie elsewhere, but are otherwise what they were. One
-    call of C finds that out, and only their addresses are asked for.
+    The gradients of a training are new tensors at new addresses in every step, but usually have the same properties.
+    One call of C confirms this, and then only their addresses are queried.
     """
 
-    #: Lists that differ from step to step, as those of a mixture of experts do, are asked one by one.
+    #: Lists that change from step to step (a mixture of experts) are no longer learned after so many changes.
     _MAX_CHANGES: Final = 16
     _guards: Callable[..., Any] | None = None
     _tried = False
 
     def __init__(self) -> None:
-        self._same: Callable[..., bool] | None = None
+        self._has_properties: Callable[..., bool] | None = None
         self._numel = array.array("q")
         self._count, self._code, self._changes = 0, 0, 0
         self._on_device: DeviceLook | None = None
 
     def look(self, tensors: Sequence[Any]) -> tuple[float, float] | Tensor | None:
-        """What :func:`look` finds, where all are what they were; else null.
+        """Return amax and sum of squares, as :func:`native_cpu.look` does, if the properties are unchanged; else None.
 
         Args:
             tensors: anything, outside of torch.func.
 
         Returns:
-            Of tensors on a GPU what :meth:`DeviceLook.look` gives.
+            For tensors on a GPU, the result of :meth:`DeviceLook.look`.
         """
-        if self._same is None or len(tensors) != self._count or not self._same(*tensors):
+        if self._has_properties is None or len(tensors) != self._count or not self._has_properties(*tensors):
             return None
         addresses = list(map(_ADDRESS, tensors))
         if self._on_device is not None:
             with apart_from_user_modes():
                 found = self._on_device.look(addresses, stream_of(tensors[0])) if all(addresses) else None
-            if found is None:  # another stream, memory that was given back, or a kernel that does not compile
-                self._same = None
+            if found is None:  # another stream, memory that was freed, or a kernel that does not compile
+                self._has_properties = None
             return found
         if min(addresses) < native_cpu.LOWEST:
             return None
@@ -87,11 +87,11 @@ class Layout:
         return out[0], out[1]
 
     def learn(self, tensors: Sequence[Tensor]) -> None:
-        """Take note of tensors of torch's own two types: those that :func:`look` has just taken, or on a GPU."""
+        """Store the properties of a list of plain tensors that :func:`native_cpu.look` accepted or that is on a GPU."""
         if self._changes >= self._MAX_CHANGES:
             return
         self._changes += 1
-        self._same, self._on_device = None, None
+        self._has_properties, self._on_device = None, None
         if not Layout._tried:
             Layout._tried, Layout._guards = True, _tensor_guards()
         if Layout._guards is None:
@@ -107,4 +107,4 @@ class Layout:
         else:
             self._numel, self._code = array.array("q", sizes), native_cpu.CODES[kinds.pop()]
         self._count = len(tensors)
-        self._same = Layout._guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        self._has_properties = Layout._guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check

@@ -1,4 +1,4 @@
-"""The compiled CPU kernel, if this installation has it: found, checked and called through ctypes.
+"""The compiled CPU kernel, if this installation has it: loaded, checked and called through ctypes.
 
 It needs neither Python's nor torch's headers, so one library serves every version of both. Without it (no compiler at
 installation) the torch kernel in ``blocked.py`` gives the same numbers.
@@ -23,20 +23,21 @@ from precdoctor.recording.kernels import reference
 from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.kernels.adam_update import Adam
 from precdoctor.recording.kernels.row_layout import Dimension, walk
+from precdoctor.recording.kernels.tiling import is_dense
 from precdoctor.recording.process import attach
 
 #: File name of the library beside this module; made by the package build (``hatch_build.py``).
 LIBRARY: Final = "_stats.so"
-#: Set to anything to do without it.
+#: Environment variable; any value disables the library.
 DISABLE_VARIABLE: Final = "PRECDOCTOR_NO_NATIVE"
-#: Set to one of VARIANTS to use those instructions where the processor would offer more. For tests and benchmarks.
+#: Set to one of VARIANTS to use those instructions although the processor offers more. For tests and benchmarks.
 VARIANT_VARIABLE: Final = "PRECDOCTOR_KERNEL"
 VARIANTS: Final = ("baseline", "avx2", "avx512")
 
 #: Tensors below this many elements are measured by the calling thread alone: waking others costs more.
 _THREADS_FROM: Final = 256 * 1024
-#: Fewer elements are measured sooner than looked up.
-_TWICE_FROM: Final = 8192
+#: Measuring a tensor with fewer elements is faster than looking it up among the recent ones.
+_LOOKED_UP_FROM: Final = 8192
 #: The order of ``dtype_t`` in stats.h.
 CODES: Final = {
     torch.float32: 0,
@@ -50,9 +51,9 @@ CODES: Final = {
 }
 #: ``TILE``, ``MAX_OUTER`` and the number of fields of ``plan_t`` in stats.h.
 _TILE, _MAX_OUTER, _PLAN_WIDTH = 2048, 8, 39
-#: ``ABI`` in stats.h: a library left over from an older version of this file is not used.
+#: ``ABI`` in stats.h: a library built from an older version of this file is not used.
 _ABI: Final = 6
-#: The front of a slot's integer row before the first launch, and its float row.
+#: A slot's integer row up to the first bad order, and its float row, before the first launch.
 _FRESH_INTS = (ctypes.c_int64 * at.FIRST_BAD_ORDER)(
     *(at.NEVER if i == at.ORDER else 0 for i in range(at.FIRST_BAD_ORDER))
 )
@@ -63,7 +64,7 @@ _WIDEST: Final = 128
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The library, or null when there is none or it was built for another slot layout."""
+    """Return the library; None if there is none or it was built for another slot layout."""
     path = Path(__file__).with_name(LIBRARY)
     if os.environ.get(DISABLE_VARIABLE) or not path.is_file():
         return None
@@ -97,30 +98,30 @@ def library() -> ctypes.CDLL | None:
 
 
 def choose_variant(name: str | None, lib: ctypes.CDLL | None = None) -> str:
-    """Use the named variant from now on, or the best one there is if ``name`` is null or too much for the processor.
+    """Select the named variant; the best supported one if ``name`` is None or the processor does not support it.
 
     Returns:
-        The name of the one in use. All of them give the same bits.
+        The name of the variant in use. All variants give the same bits.
     """
     lib = lib or library()
     assert lib is not None
     wanted = VARIANTS.index(name) + 1 if name in VARIANTS else 0
     best = lib.precdoctor_choose(wanted)
     chosen = VARIANTS[(min(wanted, best) if wanted else best) - 1]
-    _chosen[:] = [chosen]
+    _variant_in_use[:] = [chosen]
     return chosen
 
 
-_chosen: list[str] = []
+_variant_in_use: list[str] = []
 
 
 def variant() -> str:
-    """The name of the variant in use, once there is a library."""
-    return _chosen[0]
+    """Return the name of the variant in use; the library must have been loaded."""
+    return _variant_in_use[0]
 
 
 def _address_of_parallel() -> int | None:
-    """The entry point of the OpenMP runtime torch has loaded, so that we run on its threads and start none.
+    """Return the entry point of torch's OpenMP runtime, so that we use its threads and start none; None without one.
 
     GCC's runtime defines it and LLVM's and Intel's export it as well; torch loads its own with global symbols. A torch
     that uses another thread pool, or none, leaves us single-threaded.
@@ -137,7 +138,7 @@ _forked = False
 
 
 def _forget_threads() -> None:
-    """In a forked child the OpenMP threads are the parent's, and waiting for them would never end."""
+    """Stay single-threaded in a forked child: the OpenMP threads are the parent's, and waiting for them would hang."""
     global _forked  # noqa: PLW0603 - a fact about the process
     _forked = True
 
@@ -146,41 +147,41 @@ os.register_at_fork(after_in_child=_forget_threads)
 
 
 def supports(x: Tensor) -> bool:
-    """Whether this kernel can take the tensor: on the CPU, of a dtype it knows, library present."""
+    """Whether this kernel can measure the tensor: on the CPU, of a dtype in :data:`CODES`, library present."""
     return x.is_cpu and x.dtype in CODES and library() is not None
 
 
 def measure(x: Tensor, ints: Tensor, floats: Tensor, counter: Tensor, blocks: Sequence[int]) -> None:
-    """Same contract as :func:`precdoctor.recording.kernels.reference.measure`, for tensors that :func:`supports`."""
+    """:func:`precdoctor.recording.kernels.reference.measure` for tensors that :func:`supports` accepts."""
     measure_at(x, ints.data_ptr(), floats.data_ptr(), counter.data_ptr(), wanted(blocks))
 
 
 def wanted(blocks: Sequence[int]) -> int:
-    """Block sizes as the bit mask the library takes."""
+    """Return block sizes as the bit mask that the library expects."""
     return sum(1 << at.BLOCK_SIZES.index(block) for block in blocks)
 
 
 def measure_at(x: Tensor, ints: int, floats: int, counter: int, want: int, recent: Recent | None = None) -> None:
-    """:func:`measure` by the addresses of the slot's rows: making views costs more than measuring small tensors.
+    """:func:`measure` by the addresses of the slot's rows: creating views costs more than measuring small tensors.
 
     Args:
         x: the tensor.
         ints, floats, counter: addresses.
-        want: block sizes as :func:`wanted` gives them.
-        recent: which tensors other slots hold, to be kept up; modules often hand on what another one gave them, and to
-            find that out (by the fingerprint) costs a third of measuring it again.
+        want: block sizes as from :func:`wanted`.
+        recent: tensors that other slots hold; updated. Modules often return their input, and recognising this (by the
+            fingerprint) costs a third of measuring it again.
     """
     lib: Any = library()
     strides = None if x.is_contiguous() else x.stride()
     plan, numel = _plan(x.dtype, x.shape, strides, want)
     threads = 1 if numel < _THREADS_FROM or _forked else torch.get_num_threads()
     data = x.data_ptr()
-    if recent is None or numel < _TWICE_FROM or strides is not None:
+    if recent is None or numel < _LOOKED_UP_FROM or strides is not None:
         lib.precdoctor_stat(data, plan, ints, floats, counter, threads)
         return
-    size, known = numel * x.element_size(), recent.get(data)
-    if known is not None and known[0] is plan:
-        _, sample, *row = known
+    size, earlier = numel * x.element_size(), recent.get(data)
+    if earlier is not None and earlier[0] is plan:
+        _, sample, *row = earlier
         if lib.precdoctor_again(data, plan, ints, floats, counter, threads, size, sample, *row):
             return
     lib.precdoctor_stat(data, plan, ints, floats, counter, threads)
@@ -188,9 +189,9 @@ def measure_at(x: Tensor, ints: int, floats: int, counter: int, want: int, recen
 
 
 def restart(ints: int, floats: int) -> None:
-    """Make a slot's rows fresh, by their addresses, but for the order of its first bad launch."""
+    """Reset a slot's rows, by their addresses, except the order of its first bad launch."""
     if not ctypes.c_int64.from_address(ints + 8 * at.LAUNCHES).value:
-        return  # they are: most often this is the step's first launch, and a row is 13 kB
+        return  # already reset: most often this is the step's first launch, and a row is 13 kB
     ctypes.memmove(ints, _FRESH_INTS, 8 * at.FIRST_BAD_ORDER)
     kept = 8 * (at.FIRST_BAD_ORDER + 1)
     ctypes.memset(ints + kept, 0, 8 * at.INT_WIDTH - kept)
@@ -198,7 +199,7 @@ def restart(ints: int, floats: int) -> None:
 
 
 def supports_update(before: Tensor, after: Tensor, intended: Tensor) -> bool:
-    """Whether :func:`update_at` can take these: contiguous, weights of at most 32 bits, intention in FP32 or FP64."""
+    """Whether :func:`update_at` accepts these: contiguous, weight of at most 32 bits, intended in FP32 or FP64."""
     return (
         supports(before)
         and before.dtype != torch.float64
@@ -218,7 +219,7 @@ def update_at(before: Tensor, after: Tensor, intended: Tensor, ints: int, floats
 
 
 def supports_adam(before: Tensor, after: Tensor, adam: Adam) -> bool:
-    """Whether :func:`adam_at` can take these: moments in FP32, everything on the CPU, of one shape and contiguous."""
+    """Whether :func:`adam_at` accepts these: moments in FP32, everything on the CPU, of one shape and contiguous."""
     moments = adam.first, adam.second
     return (
         supports(before)
@@ -230,7 +231,7 @@ def supports_adam(before: Tensor, after: Tensor, adam: Adam) -> bool:
 
 
 def adam_at(before: Tensor, after: Tensor, adam: Adam, ints: int, floats: int, counter: int) -> None:
-    """:func:`update_at` where Adam meant the update; the same row as with ``adam.update(before)``, bit for bit."""
+    """:func:`update_at` with Adam's intended update; the same row as with ``adam.update(before)``, bit for bit."""
     lib: Any = library()
     plan, numel = _update_plan(before.dtype, before.shape)
     threads = 1 if numel < _THREADS_FROM or _forked else torch.get_num_threads()
@@ -239,74 +240,63 @@ def adam_at(before: Tensor, after: Tensor, adam: Adam, ints: int, floats: int, c
     lib.precdoctor_adam(*pointers, terms, plan, ints, floats, counter, threads)
 
 
-#: Functions of C: gradients are read in every step.
+#: C functions, because gradients are read in every step.
 _BASE: Any = torch._C.TensorBase
 _DTYPE, _IS_CPU = _BASE.dtype.__get__, _BASE.is_cpu.__get__
 _CONTIGUOUS, _ADDRESS, _NUMEL = _BASE.is_contiguous, _BASE.data_ptr, _BASE.numel
-#: No tensor begins this far behind its memory's beginning.
+#: An address below this may be an offset: a tensor whose memory was freed has its byte offset as its address.
 LOWEST: Final = 1 << 40
 
 
 def look(tensors: Sequence[Tensor]) -> tuple[float, float] | None:
-    """Amax over some tensors, NaN or infinite exactly if an element is, and the sum of their squares, in FP64.
+    """Return amax over some tensors, NaN or infinite exactly if an element is, and the sum of their squares, in FP64.
 
     Args:
-        tensors: of torch's own two types, outside of torch.func.
+        tensors: plain tensors or parameters, outside of torch.func.
 
     Returns:
-        Null when one of them cannot be taken: not on the CPU, not in one piece of memory, of an unknown dtype.
+        None if one of them is unsupported: not on the CPU, not in one piece of memory, or of another dtype.
     """
     lib: Any = library()
     if lib is None or not all(map(_IS_CPU, tensors)):
         return None
     try:
-        if not all(map(_CONTIGUOUS, tensors)) and not all(x.is_contiguous() or _fills_its_memory(x) for x in tensors):
+        if not all(map(_CONTIGUOUS, tensors)) and not all(is_dense(x.shape, x.stride()) for x in tensors):
             return None
-        kinds = list(map(_DTYPE, tensors))
+        dtypes = list(map(_DTYPE, tensors))
         addresses, sizes = list(map(_ADDRESS, tensors)), list(map(_NUMEL, tensors))
-    except RuntimeError as error:  # sparse ones have no memory of their own
+    except RuntimeError as error:  # sparse tensors have no memory of their own
         attach.let_through(error)
         return None
-    # Behind memory that was given back (FSDP does that) lies nothing but the offset.
+    # A tensor whose memory was freed (FSDP does that) has nothing but its offset as address.
     if min(addresses, default=0) < LOWEST and any(x.numel() and not x.untyped_storage().nbytes() for x in tensors):
         return None
     out = (ctypes.c_double * 2)()
-    known = set(kinds)
-    if not known <= CODES.keys():
+    used_dtypes = set(dtypes)
+    if not used_dtypes <= CODES.keys():
         return None
-    for kind in known:
-        alike = [k is kind for k in kinds] if len(known) > 1 else None
+    for dtype in used_dtypes:
+        mask = [k is dtype for k in dtypes] if len(used_dtypes) > 1 else None
         data, numel = (
-            array.array("q", x if alike is None else list(itertools.compress(x, alike))) for x in (addresses, sizes)
+            array.array("q", x if mask is None else list(itertools.compress(x, mask))) for x in (addresses, sizes)
         )
-        look_at(data, numel, CODES[kind], out)
+        look_at(data, numel, CODES[dtype], out)
     return out[0], out[1]
 
 
 def look_at(data: array.array[int], numel: array.array[int], code: int, out: ctypes.Array[ctypes.c_double]) -> None:
-    """Merge amax and the sum of squares of some pieces of memory into ``out``.
+    """Merge amax and sum of squares of some pieces of memory into ``out``.
 
     Args:
         data: their addresses.
-        numel: elements of each.
-        code: their dtype, as :data:`CODES` has it.
-        out: both numbers, in FP64.
+        numel: number of elements of each.
+        code: their dtype, as in :data:`CODES`.
+        out: amax and sum of squares, in FP64.
     """
     lib: Any = library()
     threads = 1 if _forked else torch.get_num_threads()
     at_data, at_numel = data.buffer_info()[0], numel.buffer_info()[0]
     lib.precdoctor_look(at_data, at_numel, len(data), code, out, threads, _THREADS_FROM)
-
-
-def _fills_its_memory(x: Tensor) -> bool:
-    """Whether the elements lie without gaps in some order, as those of a transposed or channels-last tensor do."""
-    dimensions = sorted(zip(x.stride(), x.shape, strict=True))
-    expected = 1
-    for stride, size in dimensions:
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 # --- plans -----------------------------------------------------------------------------------------------------------
@@ -318,31 +308,31 @@ Recent = dict[int, "tuple[ctypes.Array[ctypes.c_int64], int, int, int]"]
 
 @functools.lru_cache(maxsize=16384)
 def _plan(dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...] | None, want: int) -> Plan:
-    """How the library is to walk a tensor (``plan_t`` in stats.h), and its number of elements.
+    """Return how the library iterates over a tensor (``plan_t`` in stats.h), and the tensor's number of elements.
 
     Args:
         dtype: the tensor's.
         shape: the tensor's; not empty.
-        strides: in elements; null for a contiguous tensor.
-        want: block sizes as :func:`wanted` gives them.
+        strides: in elements; None for a contiguous tensor.
+        want: block sizes as from :func:`wanted`.
     """
     return _pack(dtype, want, reference.fingerprint_seed(dtype, shape), walk(shape, strides))
 
 
 @functools.lru_cache(maxsize=4096)
 def _update_plan(dtype: torch.dtype, shape: torch.Size) -> Plan:
-    """The same for an update: its elements in one row, its fingerprint that of an FP32 tensor."""
+    """Return the plan of an update: its elements as one row, its fingerprint seed that of an FP32 tensor."""
     return _pack(dtype, 0, reference.fingerprint_seed(torch.float32, shape), walk((shape.numel(),), None))
 
 
 def _pack(dtype: torch.dtype, want: int, seed: int, walked: tuple[Dimension, list[Dimension]]) -> Plan:
-    """Choose the tiles and lay everything out as the library reads it."""
+    """Choose the tiles and lay the plan out as the library reads it."""
     (columns, column_stride, _), others = walked
     # Tiles run along the last dimension and the one nearest in memory, if that is long enough to fill them.
     room = _TILE // min(_padded(columns), _TILE)
     nearest = min(range(len(others)), key=lambda i: (-min(others[i][0], room, 16), others[i][1], -i))
     rows, row_stride, row_pitch = others.pop(nearest)
-    across = row_stride < column_stride and rows > 1  # such a tile should be many rows high
+    across = row_stride < column_stride and rows > 1  # then a tile should be many rows high
     limit = _WIDEST if across else _TILE
     pieces = math.ceil(columns / limit)
     tile_columns = columns if pieces == 1 else _padded(max(math.ceil(columns / pieces), _WIDEST))
@@ -360,7 +350,7 @@ def _pack(dtype: torch.dtype, want: int, seed: int, walked: tuple[Dimension, lis
 
 
 def _padded(columns: int) -> int:
-    """Columns of a tile's row with the padding that blocks need, as the library does it."""
+    """Return the length of a tile's row with the padding that blocks need, as the library computes it."""
     if columns > _WIDEST:
         return math.ceil(columns / _WIDEST) * _WIDEST
     return 1 << (columns - 1).bit_length()

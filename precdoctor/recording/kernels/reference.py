@@ -1,11 +1,11 @@
 """The reference kernel: every statistic of a tensor in plain torch ops, on any device, one cache-sized chunk at a time.
 
-It is written to be read beside docs/run-log.md and to be right; faster kernels are tested against it. Each element is
-widened to float64 first, where the values of every narrower type are exact and normal, so one code path serves FP64
-down to FP8 and classifying by bit patterns needs no special case for subnormals.
+It is written to be correct and to be read beside docs/run-log.md; the fast kernels are tested against it. Each element
+is widened to float64 first, in which the values of every narrower type are exact and normal. So one code path serves
+FP64 down to FP8, and classifying by bit patterns needs no special case for subnormals.
 
-Nothing here waits for a device: results are accumulated where the tensor lives. The shortcuts marked ``if host`` look
-at intermediate results, which is free on the CPU and would be a synchronisation elsewhere.
+Nothing here waits for a device: results are accumulated where the tensor lives. The shortcuts marked ``if host`` read
+intermediate results, which is free on the CPU and would be a synchronisation elsewhere.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from torch import Tensor
 from precdoctor.numerics import EXP_MAX, EXP_MIN
 from precdoctor.recording.kernels import row_layout as at
 
-#: Elements per chunk: on a CPU the temporaries should stay in a core's L2 cache; a GPU wants long launches.
+#: Elements per chunk: on a CPU the temporaries should stay in a core's L2 cache; a GPU needs long launches.
 CHUNK_CPU = 32 * 1024
 CHUNK_DEVICE = 1024 * 1024
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MAGNITUDE = 0x7FFF_FFFF_FFFF_FFFF
-_TOP = 1 + EXP_MAX - EXP_MIN  # key of the last bin; NaN and Inf land there too and are taken out again
+_TOP = 1 + EXP_MAX - EXP_MIN  # key of the last bin; NaN and Inf fall there too and are subtracted again
 
 
 def chunks(x: Tensor, limit: int) -> Iterator[tuple[int, Tensor]]:
-    """``x`` in logical order as contiguous pieces of whole rows, or of parts of one row cut at multiples of 128.
+    """Yield ``x`` in logical order as contiguous pieces of whole rows, or of parts of one row cut at multiples of 128.
 
     Args:
         x: any strides; at least one element.
-        limit: most elements a piece may have.
+        limit: maximum number of elements of a piece.
 
     Yields:
         The logical index of the piece's first element, and the piece, shape ``(rows, columns)``. Nothing larger than
@@ -70,7 +70,7 @@ def measure(x: Tensor, ints: Tensor, floats: Tensor, counter: Tensor, blocks: Se
         ints: int64, shape ``(INT_WIDTH,)``, on the device of ``x``.
         floats: float64, shape ``(FLOAT_WIDTH,)``.
         counter: int64 scalar, the device's launch counter; advanced by one.
-        blocks: which block sizes to histogram, out of 16, 32, 128 (blocks run along the last dimension).
+        blocks: block sizes to histogram, out of 16, 32, 128 (blocks run along the last dimension).
     """
     counter += 1
     bad = torch.zeros((), dtype=torch.int64, device=x.device)
@@ -81,9 +81,9 @@ def measure(x: Tensor, ints: Tensor, floats: Tensor, counter: Tensor, blocks: Se
 
 
 def measure_piece(piece: Tensor, start: int, ints: Tensor, floats: Tensor, blocks: Sequence[int]) -> Tensor:
-    """One contiguous piece, shape ``(rows, columns)``, whose first element has logical index ``start``.
+    """Accumulate one contiguous piece, shape ``(rows, columns)``, whose first element has logical index ``start``.
 
-    Returns how many of its elements are NaN or Inf, on the device.
+    Returns the number of its elements that are NaN or Inf, on the device.
     """
     host = piece.is_cpu
     wide = piece.to(torch.float64, copy=True)
@@ -96,7 +96,7 @@ def measure_piece(piece: Tensor, start: int, ints: Tensor, floats: Tensor, block
 
 
 def finish(x: Tensor, ints: Tensor, counter: Tensor, bad: Tensor) -> None:
-    """The columns about the launch as a whole."""
+    """Write the columns of the launch as a whole; ``bad`` is the number of NaN and Inf in the tensor."""
     ints[at.NUMEL] += x.numel()
     ints[at.LAUNCHES] += 1
     torch.minimum(ints[at.ORDER], counter, out=ints[at.ORDER])
@@ -107,8 +107,8 @@ def finish(x: Tensor, ints: Tensor, counter: Tensor, bad: Tensor) -> None:
 def exponent_key(wide: Tensor) -> Tensor:
     """Histogram entry of each element: 0 for zero, ``1 + k - EXP_MIN`` for magnitudes in ``(2**k, 2**(k+1)]``.
 
-    The exponent field of the float64 just below ``|x|`` is that k plus the bias: taking one from the bit pattern gives
-    exactly that number, and turns the zero pattern into -1, whose field is below every bin. Inf and NaN get the last
+    The exponent field of the float64 just below ``|x|`` is that k plus the bias. Subtracting 1 from the bit pattern
+    gives this float64, and turns the pattern of zero into -1, whose field is below every bin. Inf and NaN get the last
     entry.
     """
     bits = wide.view(torch.int64) & _MAGNITUDE
@@ -123,15 +123,15 @@ def count_into(hist: Tensor, keys: Tensor) -> None:
     """Add the number of occurrences of each key to ``hist`` (int64, shape ``(bins,)``), without a synchronisation."""
     if keys.is_cpu:
         hist += torch.bincount(keys.flatten(), minlength=hist.numel())
-    else:  # bincount reads its maximum back to the host there
+    else:  # on CUDA, bincount reads the maximum back to the host
         flat = keys.flatten()
         hist.scatter_add_(0, flat, torch.ones_like(flat))
 
 
 def _accumulate_values(wide: Tensor, ints: Tensor, floats: Tensor, host: bool) -> tuple[Tensor, Tensor]:
-    """Histogram, NaN/Inf counts, amax, amin and sums of one piece; ``wide`` has its non-finite elements zeroed.
+    """Accumulate histogram, NaN/Inf counts, amax, amin and sums of one piece; zeroes non-finite elements of ``wide``.
 
-    Returns the exponent keys, non-finite elements as 0, and the number of non-finite elements.
+    Returns the exponent keys, 0 for non-finite elements, and the number of non-finite elements.
     """
     bad = torch.zeros((), dtype=torch.int64, device=wide.device)
     key = exponent_key(wide)
@@ -156,7 +156,7 @@ def _accumulate_values(wide: Tensor, ints: Tensor, floats: Tensor, host: bool) -
 
 
 def _accumulate_format_edges(wide: Tensor, ints: Tensor, finfo: torch.finfo, host: bool) -> None:
-    """Subnormals of the tensor's own dtype, and elements at its largest finite value."""
+    """Count subnormals of the tensor's own dtype, and elements at its largest finite value."""
     magnitude = wide.abs()
     if not host or float(magnitude.max()) >= finfo.max:
         ints[at.AT_MAX] += (magnitude == finfo.max).sum()
@@ -164,7 +164,7 @@ def _accumulate_format_edges(wide: Tensor, ints: Tensor, finfo: torch.finfo, hos
 
 
 def _accumulate_blocks(key: Tensor, ints: Tensor, block: int) -> None:
-    """Block-relative histograms of one piece; a short last block of a row stands alone."""
+    """Accumulate block-relative histograms of one piece; a short last block of a row is a block of its own."""
     pad = -key.shape[1] % block
     padded = torch.nn.functional.pad(key, (0, pad)) if pad else key
     grouped = padded.view(key.shape[0], -1, block)
@@ -179,21 +179,21 @@ def _accumulate_blocks(key: Tensor, ints: Tensor, block: int) -> None:
 # --- fingerprint -----------------------------------------------------------------------------------------------------
 # mix(b, i): a = b + (i + 1) * GOLDEN; a ^= a >> 15; c = a * M; c ^= c >> 13; a * c: the first four on 32 bits without
 # sign, the product on 64. i counts 32-bit words in logical order; narrower elements are zero-extended to one word,
-# wider ones are two words, low half first. The sum over i does not depend on the order kernels run in. No step can go:
-# without the second shift or the factor M, tensors of 1 and -1 that differ in the place of two signs have equal sums.
+# wider ones are two words, low half first. The sum over i does not depend on the order kernels run in. No step can be
+# dropped: without the second shift or the factor M, tensors of 1 and -1 with two signs exchanged have equal sums.
 
 GOLDEN = 0x9E3779B1  # 2**32 divided by the golden ratio, odd
 _M = 0x85EBCA6B  # first multiplier of MurmurHash3's 32-bit finaliser
 
 
 def signed32(value: int) -> int:
-    """``value`` modulo 2**32 as torch.int32 holds it."""
+    """Return ``value`` modulo 2**32 as torch.int32 holds it."""
     value &= 0xFFFF_FFFF
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
 def signed64(value: int) -> int:
-    """``value`` modulo 2**64 as torch.int64 holds it."""
+    """Return ``value`` modulo 2**64 as torch.int64 holds it."""
     value &= 0xFFFF_FFFF_FFFF_FFFF
     return value - (1 << 64) if value >= 1 << 63 else value
 
@@ -218,7 +218,7 @@ def fingerprint(piece: Tensor, start: int) -> Tensor:
 
 
 def mix_words(a: Tensor, c: Tensor) -> Tensor:
-    """Sum of ``mix`` over words to which the index is already added; both int32 planes are overwritten."""
+    """Sum of ``mix`` over words to which the index is already added. Overwrites both int32 planes."""
     torch.bitwise_right_shift(a, 15, out=c)
     a ^= c.bitwise_and_(0x1_FFFF)
     torch.mul(a, signed32(_M), out=c)
@@ -229,7 +229,7 @@ def mix_words(a: Tensor, c: Tensor) -> Tensor:
 
 
 def fingerprint_seed(dtype: torch.dtype, shape: Sequence[int]) -> int:
-    """What a fingerprint starts from, so that equal bits of another dtype or shape differ; 64 bits without sign."""
+    """Initial value of a fingerprint, so that equal bits of another dtype or shape differ; 64 bits without sign."""
     seed = 0xCBF29CE484222325  # FNV-1a, 64 bits
     for byte in f"{dtype}{tuple(shape)}".encode():
         seed = ((seed ^ byte) * 0x100000001B3) & 0xFFFF_FFFF_FFFF_FFFF
@@ -237,7 +237,7 @@ def fingerprint_seed(dtype: torch.dtype, shape: Sequence[int]) -> int:
 
 
 def seed_fingerprint(x: Tensor, ints: Tensor) -> None:
-    """Add :func:`fingerprint_seed` to the slot."""
+    """Add :func:`fingerprint_seed` to the fingerprint of the slot."""
     ints[at.FINGERPRINT] += signed64(fingerprint_seed(x.dtype, x.shape))
 
 
@@ -247,13 +247,13 @@ def seed_fingerprint(x: Tensor, ints: Tensor) -> None:
 def measure_update(
     before: Tensor, after: Tensor, intended: Tensor, ints: Tensor, floats: Tensor, counter: Tensor
 ) -> None:
-    """Statistics of a stored update, and how much of the intended one was lost.
+    """Accumulate the statistics of a stored update, and how much of the intended update was lost.
 
     Args:
         before: the weight before the step; floating-point, any shape.
         after: the weight after it; same dtype and shape.
-        intended: the update the optimizer computed, before it was added and rounded; same shape, any float dtype. Only
-            where it is finite and non-zero is an update intended.
+        intended: the update that the optimizer computed, before it was added and rounded; same shape, any float dtype.
+            Elements that are zero or not finite count as not intended.
         ints: the slot's integer row.
         floats: the slot's float row; the difference is taken in FP32 (FP64 for FP64 weights).
         counter: the device's launch counter.
@@ -268,9 +268,9 @@ def measure_update(
 
 
 def _accumulate_lost(old: Tensor, new: Tensor, step: Tensor, ints: Tensor) -> None:
-    """Elements whose bits did not change although they should have, and exponent(intended) - exponent(weight)."""
+    """Count elements whose bits did not change despite an intended update, and exponent(intended) - exponent(old)."""
     wanted = (step != 0) & step.isfinite()
-    bits = _INTEGERS[old.element_size()]  # of the same size: a view as bytes refuses some strides of 1x1 convolutions
+    bits = _INTEGERS[old.element_size()]  # same size: a view as bytes refuses some strides of 1x1 convolutions
     same = old.view(bits) == new.view(bits)
     ints[at.UNCHANGED] += (same & wanted).sum()
     step_key, weight_key = exponent_key(step.to(torch.float64)), exponent_key(old.to(torch.float64))

@@ -1,4 +1,4 @@
-/* One look at each element of a tile: its share of the fingerprint, sums and extremes, its exponent as a byte. */
+/* One pass over the elements of a tile: its share of the fingerprint, sums and extremes, exponents as bytes. */
 
 #ifndef PRECDOCTOR_SCAN_H
 #define PRECDOCTOR_SCAN_H
@@ -6,13 +6,13 @@
 #include "widen.h"
 
 enum { LANES = 16 };
-/* How far ahead memory is fetched, a page: its first line and its translation are what is waited for longest. */
+/* Prefetch distance, a page: the first line of a page and its address translation take longest. */
 enum { AHEAD = 4096 };
 
 /* ---- fingerprint -------------------------------------------------------------------------------------------------- */
 
 #ifdef __AVX2__
-/* The loop below on eight words at a time: products of the even and the odd words, without unpacking them first. */
+/* The loop below on eight words at a time: products of the even and the odd words, without unpacking. */
 INLINE __m256i mix_words(__m256i words, __m256i index, __m256i total) {
     __m256i a = _mm256_add_epi32(words, index);
     a = _mm256_xor_si256(a, _mm256_srli_epi32(a, 15));
@@ -49,7 +49,7 @@ INLINE uint64_t mix_word(uint32_t word, uint32_t base) {
     return (uint64_t)a * c;
 }
 
-/* mix(b, i) of reference.py over n words, summed. `base` is (index + 1) times the golden ratio. */
+/* Returns the sum of mix(b, i) of reference.py over n words. `base` is (index + 1) times GOLDEN. */
 #define DEFINE_MIX(NAME, WORD, LOAD)                                                                                   \
     static uint64_t NAME(const WORD *restrict words, int n, uint32_t base) {                                           \
         uint64_t total = 0;                                                                                            \
@@ -75,11 +75,11 @@ static uint64_t mix(const void *data, dtype_t dtype, int n, uint64_t index) {
 /* ---- sums and extremes ------------------------------------------------------------------------------------------ */
 
 typedef struct {
-    uint32_t highest, lowest; /* magnitude bits; lowest over non-zero ones, minus one */
+    uint32_t highest, lowest; /* magnitude bits; lowest: of the non-zero ones, minus one */
     double sum, sum_sq;
 } extremes_t;
 
-/* The lanes taken together, the same way in every variant. */
+/* Merges the lanes, in the same order in every variant. */
 static extremes_t across(const uint32_t *highest, const uint32_t *lowest, const float *sum, const float *sum_sq) {
     extremes_t all = {0, 0xffffffff, 0.0, 0.0};
     for (int j = 0; j < LANES; j++) {
@@ -91,7 +91,7 @@ static extremes_t across(const uint32_t *highest, const uint32_t *lowest, const 
     return all;
 }
 
-/* A key is the exponent field of the FP32 just below |x|, plus one; 0 for zero. Here no larger than 182. */
+/* A key is the exponent field of the FP32 number just below |x|, plus one; 0 for zero. Here at most 182. */
 enum { KEY_TO_ENTRY = -127 - EXP_MIN };
 INLINE int key_of(uint32_t magnitude) { return (int)(((magnitude - 1) >> 23) + 1); }
 
@@ -104,9 +104,9 @@ INLINE void add_one(uint32_t bits, int lane, uint32_t *highest, uint32_t *lowest
     sum_sq[lane] += value * value;
 }
 
-/* ---- all of it ---------------------------------------------------------------------------------------------------- */
+/* ---- the scan ----------------------------------------------------------------------------------------------------- */
 
-/* The FP32 bits of n elements if scan is to be given them, else NULL. `buffer`: room for them. */
+/* Returns the FP32 bits of n elements if scan needs them, else NULL. `buffer`: room for them. */
 static const uint32_t *scan_bits(const void *data, dtype_t dtype, int n, uint32_t *buffer) {
 #ifdef __AVX2__
     if (dtype == F16 || dtype == BF16) return NULL;
@@ -114,12 +114,12 @@ static const uint32_t *scan_bits(const void *data, dtype_t dtype, int n, uint32_
     return load(data, dtype, n, buffer);
 }
 
-/* Scans n elements of anything but FP64; those whose fingerprint is wanted are neighbours in logical order, the first at
- * *index.
- *   bits   what scan_bits has made of the data
- *   keys   receives their keys; room for 64 more
- *   all    their sums and extremes
- * Returns their share of the fingerprint, 0 without an index. */
+/* Scans n elements of any dtype but FP64.
+ *   bits   the result of scan_bits
+ *   index  logical index of the first element, of which the others are the successors; NULL: no fingerprint
+ *   keys   receives the keys; room for 64 more
+ *   all    receives sums and extremes
+ * Returns the elements' share of the fingerprint, 0 without an index. */
 #ifdef __AVX512VBMI__
 
 typedef struct {
@@ -127,8 +127,8 @@ typedef struct {
     __m512 sum, sum_sq;
 } lanes_t;
 
-/* The loops of mix and reduce on sixteen elements, of which those in `live` exist: words of the fingerprint, FP32 bits.
- * Returns twice the bits below |x|: the top byte is the exponent field. */
+/* One step of the loops of mix and reduce, on sixteen elements as words of the fingerprint and FP32 bits; `live` masks the
+ * existing ones. Returns twice the bits of the number below |x|, whose top byte is the exponent field. */
 INLINE __m512i scan_sixteen(lanes_t *lanes, __m512i words, __m512i bits, __mmask16 live) {
     __m512i a = _mm512_add_epi32(words, lanes->index);
     a = _mm512_maskz_xor_epi32(live, a, _mm512_srli_epi32(a, 15));
@@ -148,7 +148,7 @@ INLINE __m512i scan_sixteen(lanes_t *lanes, __m512i words, __m512i bits, __mmask
     return below;
 }
 
-/* Elements i to i + 15; `wide` are the FP32 bits of FP8, which no instruction makes. */
+/* Scans elements i to i + 15; `wide`: FP32 bits of FP8 elements, which no instruction converts. */
 INLINE __m512i scan_at(lanes_t *lanes, const void *data, const uint32_t *wide, dtype_t dtype, int i, __mmask16 live) {
     __m512i words, bits;
     if (dtype == F32) {
@@ -164,7 +164,7 @@ INLINE __m512i scan_at(lanes_t *lanes, const void *data, const uint32_t *wide, d
     return scan_sixteen(lanes, words, bits, live);
 }
 
-/* Elements i to i + 63, and their keys. */
+/* Scans elements i to i + 63 and stores their keys. */
 INLINE void scan_sixty_four(lanes_t *lanes, const void *data, const uint32_t *wide, dtype_t dtype, int i, uint64_t live,
                             __m512i top_bytes, uint8_t *keys) {
     __m512i below[4];
@@ -194,8 +194,8 @@ INLINE uint64_t scan_as(dtype_t dtype, const void *data, const uint32_t *wide, i
     memcpy(highest, &lanes.highest, sizeof highest), memcpy(lowest, &lanes.lowest, sizeof lowest);
     memcpy(sum, &lanes.sum, sizeof sum), memcpy(sum_sq, &lanes.sum_sq, sizeof sum_sq);
     *all = across(highest, lowest, sum, sum_sq);
-    if (all->lowest == 0x7fffffff) all->lowest = 0xffffffff; /* nothing but zeros: half of -1 or -2 */
-    uint64_t products[LANES / 2], total = 0; /* not _mm512_reduce_add_epi64, whose sum is signed and must not wrap */
+    if (all->lowest == 0x7fffffff) all->lowest = 0xffffffff; /* all elements are zero: half of -1 or -2 */
+    uint64_t products[LANES / 2], total = 0; /* _mm512_reduce_add_epi64 is signed and must not wrap */
     memcpy(products, &lanes.products, sizeof products);
     for (int j = 0; j < LANES / 2; j++) total += products[j];
     return total;
@@ -203,7 +203,7 @@ INLINE uint64_t scan_as(dtype_t dtype, const void *data, const uint32_t *wide, i
 
 #elif defined __AVX2__
 
-/* The same on eight elements at a time: two registers hold the 16 lanes. */
+/* The scan on eight elements at a time: two registers hold the 16 lanes. */
 typedef struct {
     __m256i index, products, highest[2], lowest[2];
     __m256 sum[2], sum_sq[2];

@@ -1,7 +1,8 @@
-"""The memory that kernels write to: a row per slot, in blocks, in a bank per device, and its copies on the host.
+"""The memory that kernels write to: one row per slot, in blocks, in one bank per device, and its copies on the host.
 
-On the CPU the blocks themselves go to the drain. On a GPU they are parts of one segment of memory, which a step leaves
-by one copy to pinned memory; a new bank has several segments until its first snapshot, doubling as slots come.
+On the CPU the blocks themselves go to the drain. On a GPU they are parts of one segment of memory, which each step
+sends to the host by one copy to pinned memory; a new bank has several segments until its first snapshot, doubling in
+size as slots are added.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.kernels.cuda import current_stream, stream_object
 
 _SLOTS_PER_BLOCK = 128
-#: Slots in use up to which a snapshot copies them and does not take the block, which would be nearly empty.
+#: If a step uses at most this many slots of a block, a snapshot copies them instead of handing over the whole block.
 _FEW = 32
-#: Blocks kept for the next snapshots, as a multiple of those in use; pinned copies of a bank.
+#: Blocks kept for coming snapshots, as a multiple of those in use; on a GPU, number of pinned copies kept.
 _SPARE_SETS = 2
 #: 64-bit words of a slot on a GPU, its integers, then its floats; both begin at multiples of 16 bytes.
 _FIRST_FLOAT = at.INT_WIDTH + at.INT_WIDTH % 2
@@ -32,7 +33,7 @@ assert _WORDS % 2 == 0
 
 
 class _Block:
-    """The rows of some slots, and where they begin in memory."""
+    """The rows of consecutive slots, with their addresses."""
 
     __slots__ = ("floats", "floats_address", "floats_pitch", "ints", "ints_address", "ints_pitch")
 
@@ -41,7 +42,7 @@ class _Block:
         self.floats = floats
         self.ints_address = ints.data_ptr()
         self.floats_address = floats.data_ptr()
-        #: Bytes from row to row.
+        #: Bytes from one row to the next.
         self.ints_pitch, self.floats_pitch = 8 * ints.stride(0), 8 * floats.stride(0)
 
 
@@ -49,20 +50,21 @@ class Bank:
     """All slots of one device.
 
     Attributes:
-        device: where the rows lie.
+        device: the device that holds the rows.
         counter: int64 scalar, launches since the last snapshot; the order of execution on the device.
-        launches: the same number as the host counts it.
+        launches: the same number, counted on the host.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.counter = torch.zeros((), dtype=torch.int64, device=device)
         self.launches = 0
-        #: Rows and their addresses change hands as one: a signal handler of the user's may raise between any two lines.
+        #: Tensors and addresses of a block are one object, replaced as one: a signal handler of the user may raise
+        #: between any two lines.
         self._blocks: list[_Block] = []
-        #: What the slots hold of the tensors of this step, for those that are seen again under another name.
+        #: For tensors of this step that another slot may measure again: what their memory was measured as.
         self.recent: native_cpu.Recent = {}
-        #: Fresh blocks, or pinned memory, for the next snapshots; a deque, because the drain thread puts them there.
+        #: Fresh blocks for coming snapshots; a deque, because the drain thread appends to it.
         self._spare: collections.deque[tuple[Tensor, Tensor]] = collections.deque()
         self._spare_copies: collections.deque[Tensor] = collections.deque()
         self.counter_address = self.counter.data_ptr()
@@ -70,17 +72,18 @@ class Bank:
         fresh[[at.ORDER, at.FIRST_BAD_ORDER]] = at.NEVER
         fresh[_FIRST_FLOAT:] = np.array([-math.inf, math.inf, 0.0, 0.0]).view(np.int64)
         self._fresh = torch.from_numpy(fresh).to(device)
-        self._fresh_ints, self._fresh_floats = _parts(self._fresh)
-        #: On a GPU, what the blocks are parts of; the streams that this step has launched on.
+        self._fresh_ints, self._fresh_floats = _split(self._fresh)
+        #: On a GPU, the memory that the blocks are parts of; and the streams of this step's launches.
         self._segments: list[Tensor] = []
         self._streams: set[int] = set()
-        #: A CUDA graph writes to these addresses: they have to stay.
+        #: Whether a CUDA graph writes to these addresses, so that they must not change.
         self._captured = False
 
     def admits(self, slot: int) -> bool:
-        """Whether a kernel can be launched for this slot now; to be asked before each launch.
+        """Whether a kernel can be launched for this slot now; to be called before each launch.
 
-        Not while a CUDA graph is captured, if the slot has no memory yet: every replay would clear what is made now.
+        False while a CUDA graph is captured, if the slot has no memory yet: its initialisation would be captured also,
+        and every replay would clear the slot.
         """
         if self.device.type != "cuda":
             return True
@@ -91,7 +94,7 @@ class Bank:
         return True
 
     def row(self, slot: int) -> tuple[Tensor, Tensor]:
-        """The integer and float row of one slot, as views."""
+        """Return views of the integer and float row of one slot."""
         while slot >= _SLOTS_PER_BLOCK * len(self._blocks):
             self._grow()
         number, index = divmod(slot, _SLOTS_PER_BLOCK)
@@ -99,6 +102,7 @@ class Bank:
         return block.ints[index], block.floats[index]
 
     def _grow(self) -> None:
+        """Add one block on the CPU; on a GPU double the number of slots."""
         if self.device.type == "cpu":
             self._blocks.append(_Block(*self._fresh_block()))
             return
@@ -107,7 +111,7 @@ class Bank:
         self._blocks += _blocks_of(segment)
 
     def addresses(self, slot: int) -> tuple[int, int]:
-        """Where the integer and float row of a slot begin in memory, its device's."""
+        """Return the addresses of the integer and float row of a slot, on its device."""
         number, index = divmod(slot, _SLOTS_PER_BLOCK)
         if number >= len(self._blocks):
             self.row(slot)
@@ -115,14 +119,14 @@ class Bank:
         return block.ints_address + index * block.ints_pitch, block.floats_address + index * block.floats_pitch
 
     def read(self, x: Tensor, slot: int, want: int, *, restart: bool = False) -> None:
-        """Measure a tensor into a slot of this bank, the CPU's; ``want`` as :func:`native.wanted` gives it."""
+        """Measure a tensor into a slot of the CPU's bank; ``want`` as from :func:`native_cpu.wanted`."""
         ints, floats = self.addresses(slot)
         if restart:
             native_cpu.restart(ints, floats)
         native_cpu.measure_at(x, ints, floats, self.counter_address, want, self.recent)
 
     def restart(self, slot: int) -> None:
-        """Forget a slot's values but not when it was first bad: the next launch replaces instead of merging."""
+        """Discard a slot's values, but keep its first bad order: the next launch replaces instead of merging."""
         if self.device.type == "cpu":
             native_cpu.restart(*self.addresses(slot))
             return
@@ -133,23 +137,23 @@ class Bank:
         ints[at.FIRST_BAD_ORDER + 1 :] = 0
         floats.copy_(self._fresh_floats)
 
-    def cleared(self, slot: int) -> tuple[Tensor, Tensor]:
-        """The rows of a slot, as if nothing had been launched into it."""
+    def reset_row(self, slot: int) -> tuple[Tensor, Tensor]:
+        """Return the rows of a slot after resetting them to their initial values."""
         ints, floats = self.row(slot)
-        _fill(ints, self._fresh_ints)
-        _fill(floats, self._fresh_floats)
+        _reset(ints, self._fresh_ints)
+        _reset(floats, self._fresh_floats)
         return ints, floats
 
     def snapshot(self, slots: int) -> Snapshot:
-        """A copy of slots ``0 .. slots - 1`` on its way to the host; the rows start afresh behind it."""
+        """Return a copy of slots ``0 .. slots - 1`` that is on its way to the host, and reset the rows."""
         if self.device.type == "cuda":
-            return self._sent(min(slots, _SLOTS_PER_BLOCK * len(self._blocks)))
+            return self._snapshot_of_gpu(min(slots, _SLOTS_PER_BLOCK * len(self._blocks)))
         ints, floats, count = [], [], math.ceil(slots / _SLOTS_PER_BLOCK)
-        self.recent = {}  # first: it has the addresses of blocks that go
-        for number, block in enumerate(self._blocks[:count]):  # the block goes, and a spare one takes its place
+        self.recent = {}  # first: it refers to addresses of blocks that are handed over below
+        for number, block in enumerate(self._blocks[:count]):  # hand the block over and put a spare one in its place
             if (used := slots - number * _SLOTS_PER_BLOCK) <= _FEW:
-                ints.append(_taken(block.ints[:used], self._fresh_ints))
-                floats.append(_taken(block.floats[:used], self._fresh_floats))
+                ints.append(_copied_and_reset(block.ints[:used], self._fresh_ints))
+                floats.append(_copied_and_reset(block.floats[:used], self._fresh_floats))
                 continue
             self._blocks[number] = _Block(*self._fresh_block())
             ints.append(block.ints)
@@ -158,14 +162,14 @@ class Bank:
         self.launches = 0
         return Snapshot(ints, floats, None, self)
 
-    def _sent(self, rows: int) -> Snapshot:
-        """Behind all that this step has launched, on whatever stream; what is launched there later comes after it."""
+    def _snapshot_of_gpu(self, rows: int) -> Snapshot:
+        """Copy after all launches of this step, on any stream; later launches on those streams wait for the copy."""
         here = torch.cuda.current_stream(self.device)
         streams = [stream_object(self.device, s) for s in self._streams if s != here.cuda_stream]
         self._streams = set()
         for stream in streams:
             here.wait_stream(stream)
-        copy, first = self._copy_of(rows), 0
+        copy, first = self._pinned_memory(rows), 0
         for segment in self._segments:
             part = segment[: max(0, rows - first)]
             copy[first : first + len(part)].copy_(part, non_blocking=True)
@@ -182,11 +186,11 @@ class Bank:
             stream.wait_stream(here)
         event = torch.cuda.Event(blocking=True)
         event.record(here)
-        parts = [_parts(part) for part in copy[:rows].split(_SLOTS_PER_BLOCK)] if rows else []
+        parts = [_split(part) for part in copy[:rows].split(_SLOTS_PER_BLOCK)] if rows else []
         return Snapshot([ints for ints, _ in parts], [floats for _, floats in parts], event, self, copy)
 
-    def _copy_of(self, rows: int) -> Tensor:
-        """Pinned memory for so many rows, at least: allocating it would wait for the device."""
+    def _pinned_memory(self, rows: int) -> Tensor:
+        """Return pinned memory for at least ``rows`` rows, reused if possible: allocating would wait for the device."""
         while self._spare_copies:
             if len(spare := self._spare_copies.pop()) >= rows:
                 return spare
@@ -194,12 +198,13 @@ class Bank:
         return torch.empty((size, _WORDS), dtype=torch.int64, device="cpu", pin_memory=True)
 
     def _fresh_block(self) -> tuple[Tensor, Tensor]:
+        """Return integers and floats of a block in their initial state, reused if possible."""
         if self._spare:
             return self._spare.pop()
         return _rows_of(self._fresh_ints), _rows_of(self._fresh_floats)
 
     def take_back(self, ints: Sequence[Tensor], floats: Sequence[Tensor], copy: Tensor | None) -> None:
-        """Memory of a snapshot that nobody reads any more; may be called from the drain thread."""
+        """Reuse the memory of a released snapshot; may be called from the drain thread."""
         if copy is not None:
             if len(self._spare_copies) < _SPARE_SETS:
                 self._spare_copies.append(copy)
@@ -209,8 +214,8 @@ class Bank:
                 continue
             if len(self._spare) >= _SPARE_SETS * len(self._blocks):
                 return
-            _fill(pair[0], self._fresh_ints)
-            _fill(pair[1], self._fresh_floats)
+            _reset(pair[0], self._fresh_ints)
+            _reset(pair[1], self._fresh_floats)
             self._spare.append(pair)
 
 
@@ -229,17 +234,17 @@ class Snapshot:
         self._floats = floats
         self._event = event
         self._home = home
-        #: Pinned memory that the rows are parts of.
+        #: Pinned memory that holds the rows.
         self._copy = copy
-        #: Rows of the host's memory that it holds.
+        #: Number of rows of host memory in use.
         self.rows = len(copy) if copy is not None else sum(map(len, ints))
 
     def release(self) -> None:
-        """Give the memory back to the bank; nothing can be read afterwards."""
+        """Give the memory back to the bank; the rows cannot be read afterwards."""
         home, copy = self._home, self._copy
         ints, floats = self._ints, self._floats
         self._home, self._copy, self._ints, self._floats = None, None, [], []
-        # Pinned memory that the device may still write to is freed, which waits for that, instead of being used again.
+        # If the device may still write to the memory, free it (which waits for the device) instead of reusing it.
         if home is not None and (self._event is None or self._event.query()):
             home.take_back(ints, floats, copy)
 
@@ -249,26 +254,26 @@ class Snapshot:
             self._event.synchronize()
 
     def row(self, slot: int) -> tuple[Tensor, Tensor]:
-        """The integer and float row of one slot, on the host."""
+        """Return the integer and float row of one slot, on the host."""
         block, index = divmod(slot, _SLOTS_PER_BLOCK)
         return self._ints[block][index], self._floats[block][index]
 
     def ints(self, slots: npt.NDArray[np.int64], first: int, stop: int) -> npt.NDArray[np.int64]:
-        """Columns ``first .. stop - 1`` of the integer rows of some slots (slots x columns)."""
+        """Return columns ``first .. stop - 1`` of the integer rows of some slots, shape ``(slots, columns)``."""
         return _gather(self._ints, slots, first, stop)
 
     def largest(self, first: int, stop: int) -> npt.NDArray[np.int64]:
-        """The largest value of columns ``first .. stop - 1`` over all integer rows; zeros when there is no row."""
+        """Return the largest value of columns ``first .. stop - 1`` over all integer rows; zeros if there is no row."""
         tops = [block.numpy()[:, first:stop].max(axis=0) for block in self._ints]
         return np.max(tops, axis=0) if tops else np.zeros(stop - first, np.int64)
 
     def floats(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """The float rows of some slots (slots x ``FLOAT_WIDTH``)."""
+        """Return the float rows of some slots, shape ``(slots, FLOAT_WIDTH)``."""
         return _gather(self._floats, slots, 0, at.FLOAT_WIDTH)
 
 
 def _gather(blocks: Sequence[Tensor], slots: npt.NDArray[np.int64], first: int, stop: int) -> npt.NDArray[Any]:
-    """Zeros for slots that were never launched into and lie beyond the last block."""
+    """Return columns of some slots; zeros for slots beyond the last block, which had no launch."""
     out = np.zeros((len(slots), stop - first), np.float64 if blocks and blocks[0].is_floating_point() else np.int64)
     block, index = np.divmod(slots, _SLOTS_PER_BLOCK)
     for number in np.flatnonzero(np.bincount(block[block < len(blocks)])).tolist():
@@ -277,33 +282,33 @@ def _gather(blocks: Sequence[Tensor], slots: npt.NDArray[np.int64], first: int, 
     return out
 
 
-# On the CPU blocks are made and copied by NumPy: torch would use its thread pool for their size, and in a forked child
+# On the CPU, NumPy creates and copies the blocks: torch would use its thread pool for their size, and in a forked child
 # that pool hangs (its threads are the parent's), although nothing the child computes may be large enough to need it.
 
 
 def _rows_of(fresh: Tensor) -> Tensor:
-    """A block of fresh rows on the CPU."""
+    """Return a block of fresh rows on the CPU."""
     return torch.from_numpy(np.tile(fresh.numpy(), (_SLOTS_PER_BLOCK, 1)))
 
 
-def _taken(rows: Tensor, fresh: Tensor) -> Tensor:
-    """A copy of some rows, which start afresh."""
+def _copied_and_reset(rows: Tensor, fresh: Tensor) -> Tensor:
+    """Return a copy of some rows, and reset the rows."""
     copy = torch.from_numpy(rows.numpy().copy())
-    _fill(rows, fresh)
+    _reset(rows, fresh)
     return copy
 
 
-def _fill(rows: Tensor, fresh: Tensor) -> None:
+def _reset(rows: Tensor, fresh: Tensor) -> None:
     if rows.is_cpu:
         rows.numpy()[:] = fresh.numpy()
     else:
         rows.copy_(fresh)
 
 
-def _parts(words: Tensor) -> tuple[Tensor, Tensor]:
-    """The integers and the floats of rows that hold both."""
+def _split(words: Tensor) -> tuple[Tensor, Tensor]:
+    """Split rows into views of their integers and their floats."""
     return words[..., : at.INT_WIDTH], words[..., _FIRST_FLOAT:].view(torch.float64)
 
 
 def _blocks_of(segment: Tensor) -> list[_Block]:
-    return [_Block(*_parts(part)) for part in segment.split(_SLOTS_PER_BLOCK)]
+    return [_Block(*_split(part)) for part in segment.split(_SLOTS_PER_BLOCK)]

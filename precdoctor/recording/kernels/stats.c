@@ -1,5 +1,5 @@
 /* The CPU kernel: every statistic of a tensor in one pass over memory, wherever its strides lead. Same results as
- * reference.py, which is what it is tested against; the meaning and place of each column are in layout.py.
+ * reference.py, against which it is tested; row_layout.py defines the columns.
  *
  * This file holds the C ABI, the choice of instructions and the threads; variant.c does the work.
  *
@@ -20,8 +20,8 @@ static parallel_t *parallel;
 static measure_tiles_t *measure_tiles;
 static look_at_t *look_at;
 
-/* Which variant to use: 0 the best this processor has, else 1 baseline, 2 AVX2, 3 AVX-512. Returns the one in use from now
- * on: less than asked for where the processor does not have it, or the compiler (PRECDOCTOR_LEVELS of them are there). */
+/* Selects a variant: 0 the best one this processor supports, else 1 baseline, 2 AVX2, 3 AVX-512. Returns the one that is
+ * used from now on: a lower one if the processor, or the compiler (it built PRECDOCTOR_LEVELS of them), lacks it. */
 int32_t precdoctor_choose(int32_t level) {
     int32_t best = 1;
     measure_tiles_t *variants[] = {
@@ -47,7 +47,7 @@ int32_t precdoctor_choose(int32_t level) {
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") /* and so F16C */) best = 2;
 #endif
 #if PRECDOCTOR_LEVELS > 2
-    /* VBMI, BITALG, GFNI: as of Ice Lake and Zen 4. Older processors with AVX-512 slow down for it, and AVX2 serves them. */
+    /* VBMI, BITALG, GFNI: since Ice Lake and Zen 4. Older processors slow down under AVX-512, so they use AVX2. */
     if (best == 2 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd") &&
         __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bitalg") && __builtin_cpu_supports("gfni"))
@@ -81,7 +81,7 @@ static void run_shards(job_t *job, state_t *state) {
     }
 }
 
-/* One of several threads: counts apart and merges in the end. */
+/* The body of one of several threads: counts in a private row and merges it at the end. */
 static void run_apart(void *argument) {
     job_t *job = argument;
     int64_t ints[INT_WIDTH] = {0};
@@ -96,7 +96,7 @@ static void run_apart(void *argument) {
     __atomic_clear(&job->busy, __ATOMIC_RELEASE);
 }
 
-/* Runs the tiles; the sums are left in the job, everything else is in ints and floats. */
+/* Measures all tiles; leaves the sums in the job, and everything else in ints and floats. */
 static void run(job_t *job, const subject_t *subject, int64_t *ints, double *floats, int32_t threads) {
     const plan_t *plan = subject->plan;
     int64_t shards = (plan->numel + SHARD - 1) / SHARD;
@@ -113,7 +113,7 @@ static void run(job_t *job, const subject_t *subject, int64_t *ints, double *flo
     }
 }
 
-/* What a launch adds to a slot besides its statistics. */
+/* Adds the columns of the launch as a whole to a slot. */
 static void note_launch(int64_t *ints, int64_t *counter, int64_t numel, uint64_t fingerprint, int64_t bad) {
     int64_t order = ++*counter;
     ints[NUMEL] += numel;
@@ -130,9 +130,9 @@ static void measure(const subject_t *subject, int64_t *ints, double *floats, int
     note_launch(ints, counter, subject->plan->numel, subject->plan->seed, job.bad);
 }
 
-/* Statistics of a tensor into a slot.
+/* Adds the statistics of a tensor to a slot.
  *   data     its first element
- *   plan     its dtype and shape, as native.py lays them out
+ *   plan     its dtype and shape, as native_cpu.py lays them out
  *   ints, floats, counter   the slot's row and the device's launch counter */
 void precdoctor_stat(const void *data, const plan_t *plan, int64_t *ints, double *floats, int64_t *counter,
                      int32_t threads) {
@@ -140,8 +140,8 @@ void precdoctor_stat(const void *data, const plan_t *plan, int64_t *ints, double
     measure(&subject, ints, floats, counter, threads);
 }
 
-/* A few bytes from all over a contiguous tensor of at least 4096 bytes: whether reading the whole of it again can be worth
- * it. */
+/* A hash of a few bytes from all over a contiguous tensor of at least 4096 bytes. If it differs from that of another
+ * tensor, there is no need to compare fingerprints. */
 uint64_t precdoctor_sample(const void *data, int64_t bytes) {
     enum { SAMPLES = 13 };
     uint64_t sample = 0, word;
@@ -153,11 +153,11 @@ uint64_t precdoctor_sample(const void *data, int64_t bytes) {
     return sample;
 }
 
-/* The same as precdoctor_stat, from the row of a slot that may hold just the same tensor: a module that hands on what
- * another one gave it. Decided by the fingerprint of what is there now, so that nobody has to vouch for the memory.
- *   bytes, sample   of a contiguous tensor; what precdoctor_sample said of the one in that slot
- *   from_ints, from_floats   that slot's row; of a single launch with the same plan
- * Returns 0, and has done nothing, where the tensor is another one. */
+/* precdoctor_stat by copying the row of a slot that holds an equal tensor, as when a module returns its input. The
+ * fingerprint of the current memory decides, so it does not matter who has written to the memory since.
+ *   bytes, sample   bytes of a contiguous tensor; the result of precdoctor_sample for the tensor in that slot
+ *   from_ints, from_floats   that slot's row, of a single launch with the same plan
+ * Returns 0, with nothing done, if the tensors differ. */
 int32_t precdoctor_again(const void *data, const plan_t *plan, int64_t *ints, double *floats, int64_t *counter,
                          int32_t threads, int64_t bytes, uint64_t sample, const int64_t *from_ints,
                          const double *from_floats) {
@@ -170,7 +170,7 @@ int32_t precdoctor_again(const void *data, const plan_t *plan, int64_t *ints, do
     run(&job, &subject, apart, unused, threads);
     uint64_t fingerprint = (uint64_t)apart[FINGERPRINT] + plan->seed;
     if (fingerprint != (uint64_t)from_ints[FINGERPRINT]) return 0;
-    for (int i = SUBNORMAL; i < INT_WIDTH; i++) /* the others are not of the tensor: an update's, a cast's */
+    for (int i = SUBNORMAL; i < INT_WIDTH; i++) /* the skipped columns belong to updates and casts */
         if (i != FINGERPRINT && i != UNCHANGED && (i < REL || i >= BLOCKS)) ints[i] += from_ints[i];
     if (from_floats[AMAX] > floats[AMAX]) floats[AMAX] = from_floats[AMAX];
     if (from_floats[AMIN] < floats[AMIN]) floats[AMIN] = from_floats[AMIN];
@@ -180,18 +180,18 @@ int32_t precdoctor_again(const void *data, const plan_t *plan, int64_t *ints, do
     return 1;
 }
 
-/* An update row, for a contiguous weight of at most 32 bits.
- *   before, after   the weight before and after the step, laid out as `plan` says: one row
- *   intended        what the optimizer meant to add, FP32 (wide = 0) or FP64 (wide = 1)
- * The stored difference is taken in FP32, and everything but the last two columns speaks of it as an FP32 tensor. */
+/* Adds an update row, for a contiguous weight of at most 32 bits.
+ *   before, after   the weight before and after the step, laid out as in `plan`: one row
+ *   intended        the intended update, FP32 (wide = 0) or FP64 (wide = 1)
+ * The stored difference is taken in FP32; all columns but UNCHANGED and REL are the statistics of this FP32 tensor. */
 void precdoctor_update(const void *before, const void *after, const void *intended, int32_t wide, const plan_t *plan,
                        int64_t *ints, double *floats, int64_t *counter, int32_t threads) {
     subject_t subject = {.plan = plan, .data = before, .after = after, .intended = intended, .wide = wide};
     measure(&subject, ints, floats, counter, threads);
 }
 
-/* The same where Adam meant it, which saves making it in memory.
- *   first, second   its FP32 moments, laid out as the weight is
+/* precdoctor_update with Adam's intended update, which is computed on the fly instead of stored.
+ *   first, second   Adam's FP32 moments, laid out like the weight
  *   terms           factor, root, eps, decay of adam_t */
 void precdoctor_adam(const void *before, const void *after, const float *first, const float *second, const float *terms,
                      const plan_t *plan, int64_t *ints, double *floats, int64_t *counter, int32_t threads) {
@@ -217,9 +217,9 @@ static void look_at_shards(void *argument) {
     }
 }
 
-/* What is looked at on every step: amax and sum of squares of `count` pieces of memory of one dtype, by their addresses
- * and numbers of elements, merged into out[0] and out[1]. amax is NaN or Inf exactly if an element is. Of less than
- * `alone` elements a piece is looked at by one thread. */
+/* The check of every step: merges amax and sum of squares of `count` pieces of memory of one dtype, given by their
+ * addresses and numbers of elements, into out[0] and out[1]. amax is NaN or Inf exactly if an element is. One thread
+ * reads a piece of fewer than `alone` elements. */
 void precdoctor_look(const int64_t *data, const int64_t *numel, int64_t count, int32_t dtype, double *out,
                      int32_t threads, int64_t alone) {
     int64_t width = width_of((dtype_t)dtype);
@@ -236,6 +236,6 @@ void precdoctor_look(const int64_t *data, const int64_t *numel, int64_t count, i
     }
 }
 
-/* What the loader checks before it trusts this library with a row: the entry points it has, the layout it was compiled for,
- * and the plan's. */
+/* The number that the loader checks before it passes a row to this library: entry points, layout of the row and size of
+ * the plan. */
 int64_t precdoctor_layout(void) { return (ABI * 10000 + INT_WIDTH) * 1000 + (int64_t)(sizeof(plan_t) / 8); }

@@ -1,12 +1,12 @@
-/* What stats.c (entry points, threads) and variant.c (the work, compiled once per instruction set) share. The numbers
- * repeat layout.py. */
+/* Shared by stats.c (entry points, threads) and variant.c (the work, compiled once per instruction set). The numbers
+ * repeat row_layout.py. */
 
 #ifndef PRECDOCTOR_STATS_H
 #define PRECDOCTOR_STATS_H
 
 #include <stdint.h>
 
-/* Counts up whenever an entry point is added or changes. */
+/* Incremented whenever an entry point is added or changed. */
 enum { ABI = 6 };
 enum {
     NUMEL, LAUNCHES, ORDER, FIRST_BAD_ORDER, SUBNORMAL, AT_MAX, UNCHANGED, FINGERPRINT, NOT_A_NUMBER, POS_INF, NEG_INF,
@@ -18,24 +18,24 @@ enum { REL = HIST + HIST_WIDTH, BLOCK_BINS = 64, BLOCK_WIDTH = BLOCK_BINS + 1, B
 enum { BLOCK_SIZES = 3, INT_WIDTH = BLOCKS + BLOCK_SIZES * (BLOCK_WIDTH + HIST_WIDTH) };
 enum { AMAX, AMIN, SUM, SUM_SQ, FLOAT_WIDTH };
 
-/* The order of _CODES in native.py. */
+/* The order of CODES in native_cpu.py. */
 typedef enum { F32, F16, BF16, F8_E4M3FN, F8_E5M2, F8_E4M3FNUZ, F8_E5M2FNUZ, F64 } dtype_t;
 
-/* Bytes of an element. */
+/* Bytes per element. */
 static inline int width_of(dtype_t dtype) {
     return dtype == F64 ? 8 : dtype == F32 ? 4 : dtype == F16 || dtype == BF16 ? 2 : 1;
 }
 
-/* Most elements of a tile: as FP32 they are a quarter of an L1 cache. */
+/* Maximum elements of a tile: as FP32 they fill a quarter of an L1 cache. */
 enum { TILE = 2048, MAX_OUTER = 8 };
 
-/* How to walk a tensor, made by plan_of in native.py. Elements are visited in tiles of tile_rows x tile_columns along two
- * of its dimensions: the last one, which blocks run along, and whichever other one lies closest in memory. Strides count
- * elements of memory, pitches elements in logical order. */
+/* How to iterate over a tensor, written by _pack in native_cpu.py. Elements are visited in tiles of tile_rows x
+ * tile_columns along two of its dimensions: the last one, along which blocks run, and the one that is closest in memory
+ * among the others. Strides count elements of memory, pitches elements in logical order. */
 typedef struct {
     int64_t dtype, want; /* want, bit b: histogram blocks of 16, 32, 128 */
     int64_t numel;
-    uint64_t seed; /* the fingerprint's */
+    uint64_t seed; /* of the fingerprint */
     int64_t columns, column_stride;
     int64_t rows, row_stride, row_pitch;
     int64_t tile_rows, tile_columns, row_tiles, column_tiles, tiles;
@@ -43,35 +43,36 @@ typedef struct {
     int64_t size[MAX_OUTER], stride[MAX_OUTER], pitch[MAX_OUTER];
 } plan_t;
 
-/* An update as Adam means it, in FP32: first * factor / (sqrt(second) / root + eps) - weight * decay. */
+/* Adam's intended update, in FP32: first * factor / (sqrt(second) / root + eps) - weight * decay. */
 typedef struct {
     const float *first, *second;
     float factor, root, eps, decay;
 } adam_t;
 
-/* What is measured: a tensor, or (after != NULL) an update of a contiguous one. */
+/* The data to measure: a tensor, or (after != NULL) an update of a contiguous one. */
 typedef struct {
     const plan_t *plan;
     const char *data;
     const char *after;     /* the weight after the step */
-    const char *intended;  /* what the optimizer meant to add: FP32, or FP64 when wide */
-    const adam_t *adam;    /* or how to make it */
+    const char *intended;  /* the intended update: FP32, or FP64 if wide */
+    const adam_t *adam;    /* or the terms to compute it from */
     int wide;
     int fingerprint_only;
 } subject_t;
 
-/* Where one thread counts. The sums are one shard's, so that their rounding does not depend on who took which shard. */
+/* The counters of one thread. The sums are those of one shard: their rounding then does not depend on which thread took
+ * which shard. */
 typedef struct {
-    int64_t *ints; /* a slot's rows, or private ones to be merged */
+    int64_t *ints; /* a slot's row, or a private one to be merged */
     double *floats;
     double sum, sum_sq;
     int64_t bad;
-    uint8_t spread[2 + BLOCK_SIZES]; /* per histogram: tiles left for which compare-and-count is not tried */
+    uint8_t spread[2 + BLOCK_SIZES]; /* per histogram: number of coming tiles for which no window is tried */
 } state_t;
 
 typedef void measure_tiles_t(const subject_t *subject, int64_t first, int64_t end, state_t *state);
 
-/* Amax of n contiguous elements, finite exactly if all of them are, and the sum of their squares. */
+/* Amax of n contiguous elements, finite exactly if all elements are, and the sum of their squares. */
 typedef struct {
     double amax, sum_sq;
 } look_t;

@@ -1,4 +1,4 @@
-"""How the CUDA kernels lay their tiles on a tensor. Needs no Triton."""
+"""The division of a tensor into tiles for the CUDA kernels. Needs no Triton."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from precdoctor.recording.kernels import row_layout as at
 
 #: Elements of a tile that is counted exhaustively. Larger ones spill registers on sm_90.
 TILE: Final = 1024
-#: The most columns of one: the largest block.
+#: Maximum number of columns of such a tile: the largest block.
 WIDTH: Final = 128
-#: Of rows with fewer: of one, three, 16 columns. There is a kernel for each, and compiling it takes seconds.
+#: Tile widths for shorter rows (of one, three, 16 columns). Each has its own kernel, and compiling it takes seconds.
 NARROW: Final = (8, 32)
-#: Rows are walked along this many merged dimensions, beside the last.
+#: Maximum number of merged dimensions beside the last that rows are read along.
 MAX_OUTER: Final = 3
 #: Threads of a program: lanes of a tile that is counted in a window.
 LANES: Final = 128
 
 
 class Tiling(NamedTuple):
-    """How the tiles of a tensor lie on it; sizes and strides in elements."""
+    """How the tiles of a tensor lie in its memory; sizes and strides in elements."""
 
     seed: int
     columns: int
@@ -38,44 +38,44 @@ class Tiling(NamedTuple):
     stride0: int
     stride1: int
     stride2: int
-    #: Elements that the tiles have beyond the tensor's and that count as zeros; blocks of 16, 32 and 128 likewise.
+    #: Elements of the tiles beyond the tensor, which are counted as zeros; then all-zero blocks of 16, 32 and 128.
     padding: int
     padding16: int
     padding32: int
     padding128: int
     #: Columns of a tile that is counted exhaustively, row by row; 0: tiles are counted in a window.
     width: int
-    #: Whether memory is read from end to end, and not row by row.
+    #: Whether memory is read from end to end, instead of row by row.
     flat: bool
 
 
 def elements_per_lane(dtype: torch.dtype) -> int:
-    """Of a tile that is counted in a window: 16 bytes, of FP8 8."""
+    """Elements per lane of a tile that is counted in a window: 16 bytes, for FP8 8 bytes."""
     return 4 if dtype == torch.float32 else 8
 
 
 def fits(shape: torch.Size, strides: tuple[int, ...] | None, want: int) -> bool:
-    """Whether there is a :func:`tiling`: memory is read from end to end, or rows lie along few enough dimensions.
+    """Whether :func:`tiling` supports the tensor: read from end to end, or with rows along few enough dimensions.
 
     Args:
-        shape, strides, want: see there.
+        shape, strides, want: see :func:`tiling`.
     """
     return strides is None or (not want and is_dense(shape, strides)) or len(at.walk(shape, strides)[1]) <= MAX_OUTER
 
 
 @functools.lru_cache(maxsize=8192)
 def tiling(shape: torch.Size, strides: tuple[int, ...] | None, dtype: torch.dtype, want: int) -> Tiling:
-    """The tiles of a tensor that :func:`fits`.
+    """Return the tiling of a tensor that :func:`fits` accepts.
 
     Args:
         shape: not empty.
-        strides: null for a contiguous tensor.
-        dtype: with the shape, what the fingerprint starts from.
+        strides: in elements; None for a contiguous tensor.
+        dtype: with the shape, the seed of the fingerprint.
         want: blocks and fingerprint, as a bit mask; see ``triton_kernel.py``.
     """
     numel, blocks = shape.numel(), want & 7
     in_memory = strides is None or (not want and is_dense(shape, strides))
-    if in_memory and not blocks:  # the shape need not part it from others
+    if in_memory and not blocks:  # one row, so that tensors of any shape share a launch
         (columns, column_stride, _), others = (numel, 1, 1), [(1, numel, numel)]
     else:
         (columns, column_stride, _), others = at.walk(shape, strides)
@@ -103,7 +103,7 @@ def tiling(shape: torch.Size, strides: tuple[int, ...] | None, dtype: torch.dtyp
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int] | None) -> bool:
-    """Whether the elements fill one piece of memory, each of them once, in whatever order."""
+    """Whether the elements fill one piece of memory without gaps or overlaps, in any order."""
     if strides is None:
         return True
     expected = 1
@@ -115,9 +115,9 @@ def is_dense(shape: Sequence[int], strides: Sequence[int] | None) -> bool:
 
 
 def is_aligned(addresses: Sequence[int], on: Tiling) -> bool:
-    """Whether a lane's elements lie beside one another, start at multiples of 16 bytes and are never cut short.
+    """Whether a lane's elements are adjacent, start at multiples of 16 bytes and are never cut short.
 
-    Of tiles that are counted row by row nobody asks.
+    Always false for tiles that are counted row by row, whose kernel does not use it.
     """
     if on.width or any(address % 16 for address in addresses):
         return False

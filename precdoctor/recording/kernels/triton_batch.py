@@ -1,10 +1,10 @@
-"""Many tensors in one launch of the CUDA kernel; the same numbers as ``triton_kernel.py`` gives one after the other.
+"""Many tensors in one launch of the CUDA kernel; the same numbers as one launch of ``triton_kernel.py`` per tensor.
 
-A table on the device has a row for each tensor: where it lies, where its slot lies, how it is tiled. A second one says
-of every program which tensor it belongs to; a program takes ``chunk`` neighbouring tiles of that one. Both are written
-by ``batched.py`` and read here. Tensors of one launch have their dtype, layout and block sizes in common, because
-those are compiled into it. The last program of a tensor signs its slot, the last of all advances the launch counter by
-as many orders as there were tensors: each gets the order it would have had by itself.
+A table on the device has one row per tensor: address, slot and tiling. A second table holds the tensor of each
+program; the program counts ``chunk`` consecutive tiles of that tensor. ``batched.py`` writes both. Tensors of one
+launch have the same dtype, layout and block sizes, because these are compiled in. The last program of a tensor signs
+its slot, the last of all advances the launch counter by the number of tensors: each gets the order it would have had
+in a launch of its own.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ _X, _Y, _Z, _INTS, _FLOATS, _FIRST = (tl.constexpr(i) for i in range(6))
     _SEED, _WIDE_COLUMNS, _COLUMN_STRIDE, _GROUPS, _TILES, _NUMEL, _SIZE1, _SIZE2, _STRIDE0, _STRIDE1, _STRIDE2,
     _PADDING, _PADDING16, _PADDING32, _PADDING128,
 ) = (tl.constexpr(batched.TILING + i) for i in range(15))  # fmt: skip
-# Cells of a slot that launches of a kind do not use, 0 between launches: programs that have finished, bad elements.
+# Cells of a slot that launches of this kind do not use, 0 between launches: programs finished, non-finite elements.
 _STAT_SCRATCH = tl.constexpr(at.REL)
 _UPDATE_SCRATCH = tl.constexpr(at.block_hist(16))
 _ORDER, _FIRST_BAD, _NEVER = tl.constexpr(at.ORDER), tl.constexpr(at.FIRST_BAD_ORDER), tl.constexpr(at.NEVER)
 _AMAX, _AMIN, _INF = tl.constexpr(at.AMAX), tl.constexpr(at.AMIN), tl.constexpr(math.inf)
 _INT_CELLS, _FLOAT_CELLS = (tl.constexpr(triton.next_power_of_2(n)) for n in (at.INT_WIDTH, at.FLOAT_WIDTH))
 _INTS_IN_ROW, _FLOATS_IN_ROW = tl.constexpr(at.INT_WIDTH), tl.constexpr(at.FLOAT_WIDTH)
-#: What differs from launch to launch, and would otherwise be compiled in where it is 1 or a multiple of 16.
+#: Arguments that differ from launch to launch; Triton would compile a new kernel if one is 1 or a multiple of 16.
 _ARGUMENTS: Final = ("table", "owners", "done", "counter", "count", "chunk")
 
 
 @triton.jit
 def _slot(row):
+    """Return pointers to the integer and float row of the slot of a table row."""
     ints = tl.load(row + _INTS).to(tl.pointer_type(tl.int64))
     floats = tl.load(row + _FLOATS).to(tl.pointer_type(tl.float64))
     return ints, floats
@@ -50,7 +51,7 @@ def _slot(row):
 
 @triton.jit
 def _leave(row, index, ints, scratch, bad, done, counter, count, chunk, BLOCKS: tl.constexpr):
-    """What a program does last: ``index`` is that of its tensor among ``count``."""
+    """Finish a program. The last of a tensor (row ``index`` of ``count``) signs its slot; the last of all counts."""
     add(scratch + 1, bad)
     programs = (tl.load(row + _TILES) + chunk - 1) // chunk
     if tl.atomic_add(scratch, 1, sem="acq_rel") == programs - 1:
@@ -74,7 +75,7 @@ def _stat_many(
     SMALLEST: tl.constexpr, LARGEST: tl.constexpr, WANT: tl.constexpr, W: tl.constexpr, FLAT: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """The first four are addresses."""
+    """Measure one program's tiles of a table's tensors. The first four arguments are addresses."""
     index = tl.load(pointer_to(owners, 4, False) + tl.program_id(0)).to(tl.int64)
     row = pointer_to(table, 8, False) + index * _COLUMNS
     x = pointer_to(tl.load(row + _X), SIZE, ALIGNED)
@@ -96,7 +97,7 @@ def _stat_many(
 
 @triton.jit(do_not_specialize=("table",))
 def _restart_many(table: tl.int64):
-    """A program a tensor: its slot as before the first launch, but for when it was first bad."""
+    """One program per tensor: reset its slot to the state before the first launch, except for its first bad order."""
     ints, floats = _slot(pointer_to(table, 8, False) + tl.program_id(0).to(tl.int64) * _COLUMNS)
     cell = tl.arange(0, _INT_CELLS)
     fresh = tl.where(cell == _ORDER, _NEVER, 0).to(tl.int64)
@@ -112,7 +113,7 @@ def _update_many(
     MBITS: tl.constexpr, BIAS: tl.constexpr, SPECIAL: tl.constexpr, FNUZ: tl.constexpr, SIZE: tl.constexpr,
     SMALLEST: tl.constexpr, LARGEST: tl.constexpr, INTENDED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """The first four are addresses."""
+    """Measure one program's tiles of a table's updates. The first four arguments are addresses."""
     index = tl.load(pointer_to(owners, 4, False) + tl.program_id(0)).to(tl.int64)
     row = pointer_to(table, 8, False) + index * _COLUMNS
     before = pointer_to(tl.load(row + _X), SIZE, ALIGNED)
@@ -133,11 +134,11 @@ def _update_many(
 
 
 def launch(group: batched.Group, table: batched.Table, counter: Tensor) -> None:
-    """Measure the tensors of a group, whose table has been brought up to date.
+    """Measure the tensors of a group, whose table must be up to date.
 
     Args:
-        group: what they have in common.
-        table: on their device.
+        group: the properties that the tensors share.
+        table: the group's, on their device.
         counter: the device's launch counter; advanced by the number of tensors.
     """
     _, *fmt = FORMATS[group.dtype]

@@ -1,10 +1,11 @@
-"""The CUDA kernel: every statistic in one pass and one launch, on the current stream, nothing allocated or waited for.
+"""The CUDA kernel: every statistic in one pass and one launch, on the current stream, without allocating or waiting.
 
 Tiles of ordinary values are counted by ``triton_window.py``, the others by ``triton_tile.py``. The last program to
 finish advances the launch counter, so orders and the sticky first-bad order are right when a CUDA graph replays the
 launch. Integers that differ from tensor to tensor are not compiled in: there is one kernel per dtype and kind of tiles.
 
-Same numbers as ``reference.py``; only the order in which programs add to the two floating-point sums is not fixed.
+Results equal those of ``reference.py``, except that the order in which programs add to the two floating-point sums
+varies.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from precdoctor.recording.kernels.tiling import TILE, fits, is_aligned, tiling
 from precdoctor.recording.kernels.triton_tile import FORMATS, add, as_fp32_bits, fingerprint_terms, pointer_to, tally
 from precdoctor.recording.kernels.triton_window import measure_window
 
-#: Tiles that are worth a program of their own while multiprocessors have nothing to do, and once they have (as many as
-#: are added up at a time); programs of each multiprocessor that there are in the first case, and at most.
+#: Minimum tiles per program while multiprocessors are idle, and once they are busy (the number of tiles added up at a
+#: time); programs per multiprocessor in the first case, and at most.
 FEWEST_TILES: Final = 8
 ENOUGH_TILES: Final = 31
 FEWEST_PROGRAMS: Final = 4
 MOST_PROGRAMS: Final = 16
-#: Of a launch. Triton's default for fused multiply-adds differs by version, and from 3.9 on it warns about that.
+#: Launch options. Triton's default for fused multiply-adds differs by version, and from 3.9 on it warns about that.
 OPTIONS: Final = {"num_warps": 4, "enable_fp_fusion": False}
 
 _NUMEL, _LAUNCHES = tl.constexpr(at.NUMEL), tl.constexpr(at.LAUNCHES)
 _ORDER, _FIRST_BAD = tl.constexpr(at.ORDER), tl.constexpr(at.FIRST_BAD_ORDER)
 _FINGERPRINT, _HIST = tl.constexpr(at.FINGERPRINT), tl.constexpr(at.HIST)
 _PEAKS16, _PEAKS32, _PEAKS128 = (tl.constexpr(at.block_amax(size)) for size in at.BLOCK_SIZES)
-# Cells that only update rows use, 0 between launches: programs that have finished, and what they found not finite.
+# Cells that only update rows use, 0 between launches: number of programs finished, number of non-finite elements.
 _DONE, _BAD = tl.constexpr(at.REL), tl.constexpr(at.REL + 1)
 _TILE = tl.constexpr(TILE)
 
@@ -50,7 +51,7 @@ def _measure_all(
     MBITS: tl.constexpr, BIAS: tl.constexpr, SPECIAL: tl.constexpr, FNUZ: tl.constexpr, SIZE: tl.constexpr,
     SMALLEST: tl.constexpr, LARGEST: tl.constexpr, WANT: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
-    """What one program does to a tensor whose tiles, rows of W columns, are counted exhaustively."""
+    """Count one program's share of a tensor exhaustively, in tiles that are rows of W columns."""
     G: tl.constexpr = _TILE // W
     bad = tl.zeros([], tl.int64)
     for tile in range(first, stop, step):
@@ -76,7 +77,7 @@ def measure_tiles(
     SMALLEST: tl.constexpr, LARGEST: tl.constexpr, WANT: tl.constexpr, W: tl.constexpr, FLAT: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Some tiles of a tensor into its slot. Returns how many elements were not finite."""
+    """Count some tiles of a tensor into its slot. Returns the number of non-finite elements."""
     if W > 0:
         return _measure_all(
             x, ints, floats, first, stop, step, numel, columns, column_stride, groups,
@@ -92,7 +93,7 @@ def measure_tiles(
 
 @triton.jit
 def sign(ints, order, bad, numel, seed):
-    """The columns about the launch as a whole; ``bad``: how many elements of it were not finite."""
+    """Write the columns of the launch as a whole; ``bad``: number of its non-finite elements."""
     tl.atomic_min(ints + _ORDER, order, sem="relaxed")
     if bad > 0:
         tl.atomic_min(ints + _FIRST_BAD, order, sem="relaxed")
@@ -103,7 +104,7 @@ def sign(ints, order, bad, numel, seed):
 
 @triton.jit
 def take_out(ints, padding, padding16, padding32, padding128, BLOCKS: tl.constexpr):
-    """Padding that was counted as zeros, and blocks of nothing else."""
+    """Subtract the padding that was counted as zeros, and blocks of nothing but padding."""
     add(ints + _HIST, -padding)
     if BLOCKS & 1:
         add(ints + _PEAKS16, -padding16)
@@ -113,7 +114,7 @@ def take_out(ints, padding, padding16, padding32, padding128, BLOCKS: tl.constex
         add(ints + _PEAKS128, -padding128)
 
 
-#: What differs from tensor to tensor, and would otherwise be compiled in where it is 1 or a multiple of 16.
+#: Arguments that differ from tensor to tensor; Triton would compile a new kernel if one is 1 or a multiple of 16.
 ARGUMENTS: Final = (
     "x", "ints", "floats", "counter", "seed", "columns", "column_stride", "groups", "tiles", "numel",
     "size1", "size2", "stride0", "stride1", "stride2", "padding", "padding16", "padding32", "padding128",
@@ -130,7 +131,10 @@ def _stat(
     SMALLEST: tl.constexpr, LARGEST: tl.constexpr, WANT: tl.constexpr, W: tl.constexpr, FLAT: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """The first four are addresses. ``groups``: per row; rows have indices over sizes (any, size1, size2)."""
+    """Measure one program's tiles of one tensor. The first four arguments are addresses.
+
+    ``groups``: per row; rows have indices over sizes (any, size1, size2).
+    """
     x = pointer_to(x, SIZE, ALIGNED)
     ints = pointer_to(ints, 8, False)
     floats = floats.to(tl.pointer_type(tl.float64))
@@ -149,10 +153,10 @@ def _stat(
 
 
 def supports(x: Tensor, want: int) -> bool:
-    """Whether the kernel knows the dtype and the tensor's strides merge into few enough dimensions.
+    """Whether the kernel supports the dtype, and the tensor's strides merge into few enough dimensions.
 
     Args:
-        x: any.
+        x: any tensor.
         want: blocks and fingerprint, as a bit mask.
     """
     return x.dtype in FORMATS and (x.is_contiguous() or fits(x.shape, x.stride(), want))
@@ -161,11 +165,11 @@ def supports(x: Tensor, want: int) -> bool:
 def measure(
     x: Tensor, ints: Tensor, floats: Tensor, counter: Tensor, blocks: Sequence[int], *, fingerprint: bool = True
 ) -> None:
-    """Same contract as :func:`precdoctor.recording.kernels.reference.measure`, for tensors that :func:`supports`.
+    """:func:`precdoctor.recording.kernels.reference.measure` for tensors that :func:`supports` accepts.
 
     Args:
         x, ints, floats, counter, blocks: see there.
-        fingerprint: take it; without, the slot's stays 0.
+        fingerprint: compute it; otherwise the slot's stays 0.
     """
     want = sum(1 << at.BLOCK_SIZES.index(size) for size in blocks) | 8 * fingerprint
     measure_at(x, ints.data_ptr(), floats.data_ptr(), counter.data_ptr(), want)
@@ -188,10 +192,10 @@ def measure_at(x: Tensor, ints: int, floats: int, counter: int, want: int) -> No
 
 
 def programs(tiles: int, processors: int) -> int:
-    """How many share the tiles of a tensor: each adds up what it has counted once for every 31 of its tiles.
+    """Return how many programs share a tensor's tiles; each adds its counts to the slot once per 31 tiles.
 
-    On an H200 reading 512 MiB of BF16 with 16 for each multiprocessor is 10 % quicker than with 4: at the end none has
-    to wait long for the others.
+    On an H200, reading 512 MiB of BF16 is 10 % faster with 16 programs per multiprocessor than with 4, because the
+    programs then finish at about the same time.
     """
     some = min(math.ceil(tiles / FEWEST_TILES), FEWEST_PROGRAMS * processors)
     return max(some, min(math.ceil(tiles / ENOUGH_TILES), MOST_PROGRAMS * processors))
@@ -199,13 +203,13 @@ def programs(tiles: int, processors: int) -> int:
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
-    """How many a device has; 2 where there is none and Triton interprets."""
+    """Return the number of multiprocessors of a device; 2 if there is none and Triton interprets."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 @functools.cache
 def edges(dtype: torch.dtype) -> tuple[int, int]:
-    """Smallest normal number and largest finite one, as the magnitude bits the kernel compares: FP32's or FP64's."""
+    """Smallest normal and largest finite number of a dtype, as magnitude bits of FP32 or, for an FP64 tensor, FP64."""
     info, wide = torch.finfo(dtype), dtype == torch.float64
     values = torch.tensor(
         [info.smallest_normal, info.max], dtype=torch.float64 if wide else torch.float32, device="cpu"

@@ -1,9 +1,9 @@
-"""Amax and the sum of squares over many tensors in one launch: the look at the gradients that every step takes.
+"""Amax and sum of squares over many tensors in one launch: the check of the gradients in every step.
 
-Each program reads some tiles of one tensor and leaves two partial results; the last one to finish merges them, in the
-order of the programs, so that the same gradients give the same bits. Squares are added up in FP32, of magnitudes
-between 2^-40 and 2^40 as they are, of others scaled by 2^80 or 2^-80: none leaves the range (J. L. Blue, "A Portable
-Fortran Program to Find the Euclidean Norm of a Vector", 1978).
+Each program reads some tiles of one tensor and stores two partial results; the last program to finish merges them, in
+the order of the programs, so that the same gradients give the same bits. Squares are added up in FP32, of magnitudes
+between 2^-40 and 2^40 unscaled, of others scaled by 2^80 or 2^-80, so that none leaves the range (J. L. Blue, "A
+Portable Fortran Program to Find the Euclidean Norm of a Vector", 1978).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from precdoctor.recording.kernels.light_launch import LightLaunch
 from precdoctor.recording.kernels.triton_kernel import OPTIONS
 from precdoctor.recording.kernels.triton_tile import FORMATS, as_fp32_bits, pointer_to
 
-#: Of a row of the table: address, elements, first program.
+#: Fields of a row of the table: address, elements, first program.
 FIELDS: Final = 3
 LANES: Final = 128
 _FIELDS, _LANES = tl.constexpr(FIELDS), tl.constexpr(LANES)
@@ -31,7 +31,7 @@ _ARGUMENTS: Final = ("rows", "owners", "partial", "out", "done", "chunk")
 
 @triton.jit
 def _squares(magnitude, middle, large, tiny):
-    """Squares of a tile's magnitudes, shape [LANES, E], added to the sums of its lanes."""
+    """Add the squares of a tile's magnitudes, shape [LANES, E], to the sums of its lanes."""
     value = magnitude.to(tl.float32, bitcast=True)
     is_large, is_tiny = value > _LARGE, value < _TINY
     down, up = tl.where(is_large, value, 0.0) * _DOWN, tl.where(is_tiny, value, 0.0) * _UP
@@ -45,7 +45,10 @@ def _look_many(
     MBITS: tl.constexpr, BIAS: tl.constexpr, SPECIAL: tl.constexpr, FNUZ: tl.constexpr, SIZE: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """The first five are addresses; ``partial``: FP64, two for each program; ``out``: FP64, amax and sum of squares."""
+    """Measure one program's tiles, and merge the results in the last program. The first five arguments are addresses.
+
+    ``partial``: FP64, two results per program; ``out``: FP64, amax and sum of squares.
+    """
     E: tl.constexpr = 4 if SIZE == 4 else 8
     row = pointer_to(rows, 8, False) + tl.load(pointer_to(owners, 4, False) + tl.program_id(0)).to(tl.int64) * _FIELDS
     x, numel = pointer_to(tl.load(row), SIZE, ALIGNED), tl.load(row + 1)
@@ -53,7 +56,7 @@ def _look_many(
     first = (tl.program_id(0) - tl.load(row + 2)) * chunk
     stop = tl.minimum(first + chunk, tiles)
     lane, e = tl.arange(0, _LANES)[:, None] * E, tl.arange(0, E)[None, :]
-    # What is left of a tensor behind the last whole lane.
+    # The remainder of a tensor after its last whole lane.
     rest = whole + lane + e
     loaded = tl.load(x + rest, mask=rest < tl.where(stop == tiles, numel, 0), other=0)
     magnitude = as_fp32_bits(loaded, MBITS, BIAS, SPECIAL, FNUZ, SIZE) & 0x7FFFFFFF
@@ -92,15 +95,15 @@ _look: Final = LightLaunch(_look_many, OPTIONS)
 def launch(
     device: torch.device, programs: int, addresses: tuple[int, ...], chunk: int, dtype: torch.dtype, *, aligned: bool
 ) -> None:
-    """Look at the tensors of a table.
+    """Compute amax and sum of squares of the tensors of a table.
 
     Args:
         device: the current one.
-        programs: as many as ``owners`` has.
+        programs: length of ``owners``.
         addresses: of ``rows, owners, partial, out, done``.
-        chunk: tiles of a program.
-        dtype: of the tensors, of at most 32 bits.
-        aligned: their addresses are multiples of 16.
+        chunk: tiles per program.
+        dtype: of the tensors, at most 32 bits.
+        aligned: whether all addresses of tensors are multiples of 16.
     """
     integer, *fmt = FORMATS[dtype]
     _look(programs, device, (*addresses, chunk), *fmt, integer.itemsize, aligned)

@@ -1,4 +1,4 @@
-"""Exhaustive counting of one tile: whatever its values are, and slow. What both CUDA kernels fall back to.
+"""Exhaustive counting of one tile: handles all values, slowly. Both CUDA kernels fall back to it.
 
 Classification is by integer bits, as in ``variant.c``. A histogram is counted in windows of 16 neighbouring values:
 each element is a one in a 4-bit field of a word, words are added, and a window costs 16 atomic additions. Every result
@@ -17,7 +17,7 @@ from precdoctor.numerics import EXP_MAX, EXP_MIN
 from precdoctor.recording.kernels import reference
 from precdoctor.recording.kernels import row_layout as at
 
-#: Per dtype: the integer to load it as, mantissa bits, exponent bias, first magnitude that is not finite, FNUZ or not.
+#: Per dtype: the integer to load it as, mantissa bits, exponent bias, first magnitude that is not finite, whether FNUZ.
 FORMATS: Final = {
     torch.float64: (torch.int64, 52, 1023, 0x7FF << 52, False),
     torch.float32: (torch.int32, 23, 127, 0x7F800000, False),
@@ -47,13 +47,13 @@ _M = tl.constexpr(reference.signed32(0x85EBCA6B))
 
 @triton.jit
 def add(cell, count):
-    """Add to cells of a slot, in no order; nothing is sent where there is nothing to add."""
+    """Add to cells of a slot, in any order; counts of 0 cost no memory access."""
     tl.atomic_add(cell, count, mask=count != 0, sem="relaxed")
 
 
 @triton.jit
 def pointer_to(address, SIZE: tl.constexpr, ALIGNED: tl.constexpr):
-    """An address as a pointer to integers of SIZE bytes; ``ALIGNED``: it is a multiple of 16."""
+    """Return an address as a pointer to integers of SIZE bytes; ``ALIGNED``: it is a multiple of 16."""
     if SIZE == 1:
         pointer = address.to(tl.pointer_type(tl.int8))
     elif SIZE == 2:
@@ -69,7 +69,7 @@ def pointer_to(address, SIZE: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def _mix(words, index):
-    """The sum's terms of ``reference.fingerprint``, for 32-bit words at an index; both int32."""
+    """Return the terms of ``reference.fingerprint`` for 32-bit words at an index; both int32."""
     a = (words + (index + 1) * _GOLDEN).to(tl.uint32, bitcast=True)
     a = a ^ (a >> 15)
     c = (a.to(tl.int32, bitcast=True) * _M).to(tl.uint32, bitcast=True)
@@ -79,7 +79,7 @@ def _mix(words, index):
 
 @triton.jit
 def fingerprint_terms(loaded, index, SIZE: tl.constexpr):
-    """What elements, as loaded, at logical indices add to the fingerprint; int64."""
+    """Return what each loaded element adds to the fingerprint, given its logical index; int64."""
     if SIZE == 8:
         terms = _mix(loaded.to(tl.int32), (2 * index).to(tl.int32))
         terms += _mix((loaded >> 32).to(tl.int32), (2 * index + 1).to(tl.int32))
@@ -92,7 +92,7 @@ def fingerprint_terms(loaded, index, SIZE: tl.constexpr):
 def as_fp32_bits(
     loaded, MBITS: tl.constexpr, BIAS: tl.constexpr, SPECIAL: tl.constexpr, FNUZ: tl.constexpr, SIZE: tl.constexpr
 ):
-    """Elements of at most 32 bits, as loaded, as FP32 bits, without touching FP32 subnormals. FP64: as they are."""
+    """Convert loaded elements of at most 32 bits to FP32 bits, without touching FP32 subnormals. FP64 is unchanged."""
     if SIZE >= 4:
         bits = loaded
     elif BIAS == 127:  # BF16
@@ -114,7 +114,7 @@ def as_fp32_bits(
 
 @triton.jit
 def entry_of(magnitude, MBITS: tl.constexpr):
-    """Histogram entry of magnitude bits, FP32 (MBITS = 23) or FP64; meaningless for zero, Inf and NaN."""
+    """Return the histogram entry of magnitude bits, FP32 (MBITS = 23) or FP64; meaningless for zero, Inf and NaN."""
     below = magnitude - 1
     k = (below >> MBITS).to(tl.int32) - (127 if MBITS == 23 else 1023)
     if MBITS == 23:
@@ -146,7 +146,7 @@ def count_keys(keys, hist, SIGN: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def _count_blocks(keys, real, row, SIZE: tl.constexpr, N: tl.constexpr, W: tl.constexpr):
-    """Histograms of one block size. ``keys``: N in rows of W, 0 where there is no exponent; ``real``: not padding."""
+    """Count histograms of one block size. ``keys``: N in rows of W, 0 without exponent; ``real``: not padding."""
     S: tl.constexpr = SIZE if SIZE < W else W
     keys = tl.reshape(keys, [N // S, S])
     peak = tl.max(keys, axis=1)
@@ -164,7 +164,7 @@ def _all(x):
 
 @triton.jit
 def _counts(packed):
-    """Three counts, of 10 bits each in every element, over a tile, of 20 bits each."""
+    """Sum three 10-bit counts, packed in each element, over a tile; the result packs three 20-bit counts."""
     rows = tl.sum(packed, axis=1)
     wide = (rows & 0x3FF).to(tl.int64) + ((rows & 0xFFC00).to(tl.int64) << 10)
     return tl.sum(wide + ((rows & 0x3FF00000).to(tl.int64) << 20), axis=0)
@@ -172,8 +172,8 @@ def _counts(packed):
 
 @triton.jit
 def merge_extremes(floats, largest, smallest, WIDE: tl.constexpr):
-    """Magnitude bits (FP32's; FP64's where WIDE) of the largest and the smallest non-zero element into the slot."""
-    if not WIDE:  # as FP64 bits; those of numbers without sign are ordered as the numbers are, and -Inf is below
+    """Merge magnitude bits (FP32's; FP64's if WIDE) of the largest and smallest non-zero element into the slot."""
+    if not WIDE:  # to FP64 bits; those of numbers without sign are ordered as the numbers are, and -Inf is below
         largest = largest.to(tl.float32, bitcast=True).to(tl.float64).to(tl.int64, bitcast=True)
         smallest = smallest.to(tl.float32, bitcast=True).to(tl.float64).to(tl.int64, bitcast=True)
     as_ints = floats.to(tl.pointer_type(tl.int64), bitcast=True)
@@ -183,7 +183,7 @@ def merge_extremes(floats, largest, smallest, WIDE: tl.constexpr):
 
 @triton.jit
 def _add_sums(floats, bits, highest, WIDE: tl.constexpr):
-    """Sum and sum of squares of a tile; ``bits`` are 0 where not finite, ``highest`` is the largest magnitude's."""
+    """Add sum and sum of squares of a tile; ``bits``: 0 if not finite; ``highest``: the largest magnitude bits."""
     if WIDE:
         value = bits.to(tl.float64, bitcast=True)
         up = (highest * 0).to(tl.float64) + 1.0
@@ -200,9 +200,9 @@ def tally(
     bits, real, ints, floats, SMALLEST: tl.constexpr, LARGEST: tl.constexpr, BLOCKS: tl.constexpr,
     N: tl.constexpr, W: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Everything about a tile but its fingerprint, into the slot. Returns how many elements were not finite.
+    """Count everything about a tile except its fingerprint into the slot. Returns the number of non-finite elements.
 
-    ``bits``: FP32's, FP64's where WIDE; shape [N // W, W], rows run along the last dimension. ``real``: not padding.
+    ``bits``: FP32's, FP64's if WIDE; shape [N // W, W], rows run along the last dimension. ``real``: not padding.
     ``SMALLEST``: normal number; ``LARGEST``: finite one; both as magnitude bits. ``BLOCKS``: sizes, as a bit mask.
     """
     TOP: tl.constexpr = (0x7FF << 52) if WIDE else 0x7F800000

@@ -1,8 +1,8 @@
-"""Updates on CUDA: what a step stored, and how much of what it meant to store was lost; in windows, as values are.
+"""Updates on CUDA: the stored update, and how much of the intended one was lost; counted in windows like values.
 
 Besides the window over the differences there is one over the binades between an intended update and its weight. Its
-32nd field takes the elements that have no such distance (nothing intended, a weight of zero, a number that is not
-finite); subnormal weights and intentions, and distances outside of the window, raise the lane's flag.
+32nd field counts the elements without such a distance (no intended update, a weight of zero, a non-finite number);
+subnormal weights and intended updates, and distances outside of the window, raise the lane's flag.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ def _load(
     MBITS: tl.constexpr, BIAS: tl.constexpr, SPECIAL: tl.constexpr, FNUZ: tl.constexpr, SIZE: tl.constexpr,
     INTENDED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Bits of the difference, the weight's and the intention's magnitude, and whether nothing changed; [LANES, E]."""
+    """Load bits of the difference, magnitudes of weight and intended update, and whether nothing changed.
+
+    All have the shape [LANES, E].
+    """
     start = (tl.zeros([], tl.int64) + tile) * (LANES * _E)
     left = tl.minimum(numel - start, LANES * _E).to(tl.int32)
     lane, e = tl.arange(0, LANES)[:, None] * _E, tl.arange(0, _E)[None, :]
@@ -62,7 +65,7 @@ def _tally(
     change, weight, step, same, flagged, ints, floats,
     SMALLEST: tl.constexpr, LARGEST: tl.constexpr, INTENDED: tl.constexpr,
 ):  # fmt: skip
-    """A tile, exhaustively. Returns how many differences were not finite."""
+    """Count a tile exhaustively. Returns the number of non-finite differences."""
     N: tl.constexpr = LANES * _E
     wanted = flagged & (step > 0) & (step < (0x7F800000 if INTENDED == 4 else 0x7FF << 52))
     add(ints + _UNCHANGED, tl.sum(tl.sum((wanted & same).to(tl.int32), axis=1), axis=0).to(tl.int64))
@@ -77,18 +80,19 @@ def _tally(
 
 @triton.jit
 def _is_normal(magnitude):
-    """Whether FP32 magnitude bits are a number's that is finite, not zero and larger than the subnormals."""
+    """Whether FP32 magnitude bits are those of a finite number above the smallest normal one."""
     return (magnitude - 0x800001).to(tl.uint32, bitcast=True) < 0x7F800000 - 0x800001
 
 
 @triton.jit
 def _is_tiny(magnitude):
+    """Whether FP32 magnitude bits are those of a subnormal or the smallest normal number."""
     return (magnitude - 1).to(tl.uint32, bitcast=True) < 0x800000
 
 
 @triton.jit
 def _chosen_highest(step, weight):
-    """The binades of an intention above its weight, at the top of a window over them."""
+    """Return the top of a window over the binades of an intended update above its weight."""
     apart = ((step - 1) >> 23) - ((weight - 1) >> 23)
     highest = tl.max(tl.where(_is_normal(step) & _is_normal(weight), apart, _REL_MIN)) + _ABOVE
     return tl.minimum(tl.maximum(highest, _REL_MIN + 30), _REL_MAX)
@@ -100,7 +104,7 @@ def _measure_left_out(
     MBITS: tl.constexpr, BIAS: tl.constexpr, SPECIAL: tl.constexpr, FNUZ: tl.constexpr, SIZE: tl.constexpr,
     SMALLEST: tl.constexpr, LARGEST: tl.constexpr, INTENDED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """What lanes have left out of some tiles. Returns how many differences were not finite."""
+    """Count what lanes have left out of some tiles. Returns the number of non-finite differences."""
     bad = tl.zeros([], tl.int64)
     again = tl.reduce(flags, 0, either)
     while again != 0:
@@ -122,6 +126,7 @@ def _measure_window(
     MBITS: tl.constexpr, BIAS: tl.constexpr, SPECIAL: tl.constexpr, FNUZ: tl.constexpr, SIZE: tl.constexpr,
     SMALLEST: tl.constexpr, LARGEST: tl.constexpr, INTENDED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
+    """Count one program's tiles in windows, then what lanes have left out. Returns the number of bad differences."""
     none = tl.zeros([LANES], tl.int64)
     amax = tl.zeros([LANES], tl.int32)
     amin = tl.full([LANES], 0xFFFFFFFF, tl.uint32)  # magnitudes less one, so that a zero is the largest
@@ -144,7 +149,7 @@ def _measure_window(
         r0, r1, r2, r3 = none, none, none, none
         for tile in range(start, end, 1):
             bits, old, new, kept_as_it_was = change, weight, step, same
-            change, weight, step, same = _load(  # of the next tile, on its way while this one is counted
+            change, weight, step, same = _load(  # the next tile, loaded while this one is counted
                 before, after, intended, tile + 1, numel, MBITS, BIAS, SPECIAL, FNUZ, SIZE, INTENDED, ALIGNED
             )
             _, low, high, _, largest, rare = classified(bits, top4, LARGEST, 1)
@@ -181,10 +186,10 @@ def measure_update(
     MBITS: tl.constexpr, BIAS: tl.constexpr, SPECIAL: tl.constexpr, FNUZ: tl.constexpr, SIZE: tl.constexpr,
     SMALLEST: tl.constexpr, LARGEST: tl.constexpr, INTENDED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """What one program does: some tiles of ``reference.measure_update``, of tensors that lie in memory alike.
+    """Count one program's tiles, as ``reference.measure_update`` does, for tensors with the same layout in memory.
 
-    ``INTENDED``: bytes of an intention; those of 8 are counted exhaustively. ``SMALLEST`` and ``LARGEST`` are FP32's,
-    in which the difference is taken. Returns how many differences were not finite.
+    ``INTENDED``: bytes per element of the intended update; with 8 it is counted exhaustively. ``SMALLEST`` and
+    ``LARGEST`` are those of FP32, the format of the difference. Returns the number of non-finite differences.
     """
     if INTENDED == 8:
         bad = tl.zeros([], tl.int64)

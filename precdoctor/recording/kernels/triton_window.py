@@ -1,14 +1,14 @@
-"""Counting tiles of ordinary values: no barrier, no atomic and no reduction across lanes per tile.
+"""Fast counting of tiles of ordinary values: no barrier, no atomic and no reduction across lanes per tile.
 
-A program walks over tiles of 128 lanes, 16 bytes to a lane (8 to one of FP8). The binades that occur in a tensor lie
-close together, so they are counted in a window of 31 neighbours whose top comes from the data: every element is a one
-in a 4-bit field of two words. A 32nd field takes the zeros, and whatever else lies outside of the window. A lane in
-which it holds more than the zeros, or whose largest magnitude is at the format's maximum or beyond, leaves its elements
-out and raises a flag for that tile. After every 31 tiles the fields, by then of 8 bits, are added up across the lanes
-into the slot, and elements of flagged lanes are read again and counted by ``triton_tile.tally``.
+A program iterates over tiles of 128 lanes, 16 bytes per lane (8 for FP8). The binades that occur in a tensor lie close
+together, so they are counted in a window of 31 neighbours whose top comes from the data: every element is a one in a
+4-bit field of two words. A 32nd field counts the zeros and everything else outside of the window. If that field counts
+more than a lane's zeros, or the lane's largest magnitude is at the format's maximum or beyond, the lane does not count
+its elements and raises a flag for that tile. After every 31 tiles the fields, by then of 8 bits, are added up across
+the lanes into the slot, and elements of flagged lanes are read again and counted by ``triton_tile.tally``.
 
-Where blocks are histogrammed, a flag leaves out the 128 elements that a largest block has. Padding is read as zero and
-counted as such; the program that signs the slot takes it out again.
+With block histograms, a flag excludes the 128 elements of a largest block. Padding is read as zero and counted as zero;
+the program that signs the slot subtracts it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from precdoctor.recording.kernels.triton_tile import add, as_fp32_bits, fingerpr
 
 #: Tiles between two additions to the slot: a field of 8 bits holds eight elements of each.
 TILES = tl.constexpr(31)
-#: Of a program.
+#: Lanes of a program.
 LANES = tl.constexpr(128)
 
 _SUBNORMAL, _FINGERPRINT = tl.constexpr(at.SUBNORMAL), tl.constexpr(at.FINGERPRINT)
 _HIST = tl.constexpr(at.HIST)
 _BLOCK16, _BLOCK32, _BLOCK128 = (tl.constexpr(at.block_hist(size)) for size in at.BLOCK_SIZES)
 _TO_PEAKS = tl.constexpr(at.BLOCK_WIDTH)
-#: From the exponent field of an FP32 number just below a magnitude to its entry in a histogram.
+#: Offset from the exponent field of an FP32 number just below a magnitude to its entry in a histogram.
 _TO_ENTRY = tl.constexpr(1 - 127 - EXP_MIN)
-#: Binades kept free above the largest magnitude of the tile that a window is chosen by.
+#: Binades kept free above the largest magnitude of the tile that determines the window.
 _ABOVE = tl.constexpr(4)
-# The window's highest binade, as an exponent field. Below the lowest, a zero could be taken for a number.
+# Range of the window's highest binade, as an exponent field. Below it, a zero could be taken for a number.
 _LOWEST_TOP, _HIGHEST_TOP = tl.constexpr(62), tl.constexpr(254)
-OUTSIDE = tl.constexpr(124)  # four times the field for zeros
+OUTSIDE = tl.constexpr(124)  # four times the index of the field for zeros
 _NIBBLES = tl.constexpr(0x0F0F0F0F0F0F0F0F)
 _BYTES = tl.constexpr(0x00FF00FF00FF00FF)
 _TOP = tl.constexpr(0x7F800000)
@@ -43,7 +43,7 @@ _TOP = tl.constexpr(0x7F800000)
 
 @triton.jit
 def one_at(distance):
-    """Each distance (times four, at most 124) as a one in a 4-bit field of two words."""
+    """Return each distance (times four, at most 124) as a one in a 4-bit field of two words."""
     low = distance < 64
     one = tl.full(distance.shape, 1, tl.int64) << (distance & 63).to(tl.int64)
     return tl.where(low, one, 0), tl.where(low, 0, one)
@@ -51,7 +51,7 @@ def one_at(distance):
 
 @triton.jit
 def widened(low, high, w0, w1, w2, w3):
-    """Fields of 4 bits added to fields of 8."""
+    """Add fields of 4 bits to fields of 8."""
     w0 += low & _NIBBLES
     w1 += (low >> 4) & _NIBBLES
     w2 += high & _NIBBLES
@@ -61,13 +61,13 @@ def widened(low, high, w0, w1, w2, w3):
 
 @triton.jit
 def kept(rare, counted):
-    """Nothing of the lanes that are left out."""
+    """Return ``counted``, with 0 for the lanes that are left out."""
     return tl.where(rare, 0, counted)
 
 
 @triton.jit
 def totals(w0, w1, w2, w3):
-    """How often each distance, 0 to 31, occurred over all lanes; int64."""
+    """Return how often each distance, 0 to 31, occurred over all lanes; int64."""
     a0, b0 = tl.sum(w0 & _BYTES), tl.sum((w0 >> 8) & _BYTES)
     a1, b1 = tl.sum(w1 & _BYTES), tl.sum((w1 >> 8) & _BYTES)
     a2, b2 = tl.sum(w2 & _BYTES), tl.sum((w2 >> 8) & _BYTES)
@@ -81,35 +81,36 @@ def totals(w0, w1, w2, w3):
 
 @triton.jit
 def settle_values(w0, w1, w2, w3, hist, top):
-    """A window over magnitudes into a histogram: zeros first."""
+    """Add a window over magnitudes to a histogram whose entry 0 counts zeros."""
     n = tl.arange(0, 32)
     add(hist + tl.where(n < 31, top - n + _TO_ENTRY, 0), totals(w0, w1, w2, w3))
 
 
 @triton.jit
 def _distances(binade, spread):
-    """Fields of a lane's elements by their distance to their block's peak; exponent fields are times four."""
+    """Count a lane's elements by distance to their block's peak, in fields; exponent fields are times four."""
     low, high = one_at(tl.minimum((spread - binade).to(tl.uint32, bitcast=True), OUTSIDE))
     return tl.sum(low, axis=4), tl.sum(high, axis=4)
 
 
 @triton.jit
 def _spread(peak):
-    """Where the binades of a block begin: at its peak, or in a block of zeros so high that zeros lie outside."""
+    """Return the binade that distances count from: the block's peak, or, if it is all zero, one that excludes zeros."""
     return tl.where(peak < 0, 4096, peak)
 
 
 @triton.jit
 def _is_outside(binade, spread, zeros):
-    """Whether some element of a lane is neither zero nor less than 31 binades below its block's peak."""
+    """Whether an element of a lane is neither zero nor less than 31 binades below its block's peak."""
     _, high = _distances(binade, spread)
     return ((high >> 60) & 15).to(tl.int32) != zeros
 
 
 @triton.jit
 def _groups_left_out(binade, of16, of32, of128, zeros, rare, WANT: tl.constexpr):
-    """By 128 elements, whether some lane is rare or some element too far below its block's peak: of every lane; and as
-    a mask of bits to keep, of every 128.
+    """Find groups of 128 elements with a rare lane, or with an element too far below its block's peak.
+
+    Returns a mask of the lanes in such groups, and for each group the bits to keep: none or all.
     """
     if WANT & 1:
         rare = rare | _is_outside(binade, of16, zeros)
@@ -123,7 +124,7 @@ def _groups_left_out(binade, of16, of32, of128, zeros, rare, WANT: tl.constexpr)
 
 @triton.jit
 def _with_blocks(binade, peak, spread, top4, rare, keep, x0, x1, x2, x3, p0, p1, p2, p3):
-    """One block size of one tile: its elements by distance, its blocks by peak, but for lanes and blocks left out."""
+    """Count one block size of one tile: elements by distance, blocks by peak, without the lanes and blocks left out."""
     low, high = _distances(binade, spread)
     x0, x1, x2, x3 = widened(kept(rare, low), kept(rare, high), x0, x1, x2, x3)
     low, high = one_at(tl.minimum((top4 - peak).to(tl.uint32, bitcast=True), OUTSIDE))
@@ -141,8 +142,9 @@ def _settle_blocks(x0, x1, x2, x3, p0, p1, p2, p3, row, top, WANTED: tl.constexp
 
 @triton.jit
 def _lanes(G: tl.constexpr, B: tl.constexpr):
-    """Lanes of a tile, in shape [B, 2, 4, G]: G blocks of 128, each four of 32, each two of 16, each B lanes. Triton
-    gives neighbours along the first of equal dimensions to neighbouring threads.
+    """Indices of a tile's lanes, in shape [B, 2, 4, G]: G blocks of 128, each four of 32, each two of 16, each B lanes.
+
+    Triton gives neighbours along the first of equal dimensions to neighbouring threads.
     """
     of_16 = tl.arange(0, 2)[None, :, None, None] * B
     of_32 = tl.arange(0, 4)[None, None, :, None] * (2 * B)
@@ -155,10 +157,10 @@ def _load(
     x, piece, numel, columns, column_stride, groups, size1, size2, stride0, stride1, stride2,
     FLAT: tl.constexpr, ALIGNED: tl.constexpr, UNIT: tl.constexpr, G: tl.constexpr, B: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
-    """E elements for every lane, shape [B, 2, 4, G, E]; their logical indices; which of them are no padding.
+    """Load E elements per lane, shape [B, 2, 4, G, E]; return them, their logical indices, and which are not padding.
 
-    ``FLAT``: memory is read from end to end. Else rows are, in ``groups`` of UNIT elements each, of which the last may
-    be padded. ``ALIGNED``: a lane's elements are all there or all padding, and lie beside one another.
+    ``FLAT``: memory is read from end to end. Otherwise rows are, in ``groups`` of UNIT elements each, the last of which
+    may be padded. ``ALIGNED``: a lane's elements are adjacent, and all present or all padding.
     """
     lanes = _lanes(G, B)[:, :, :, :, None]
     e = tl.arange(0, E)[None, None, None, None, :]
@@ -168,7 +170,7 @@ def _load(
         offset = lanes * E + e
         real = (lanes * E < left) & (e >= 0) if ALIGNED else offset < left
         return tl.load(x + start + offset, mask=real, other=0), start.to(tl.int32) + offset, real
-    if ALIGNED:  # said so that Triton sees it: these are multiples of 16, and neighbours lie beside one another
+    if ALIGNED:  # written so that Triton infers that these are multiples of 16 and neighbours are adjacent
         stride0, stride1, stride2 = stride0 // 16 * 16, stride1 // 16 * 16, stride2 // 16 * 16
         column_stride = 1
     unit = piece * LANES + lanes
@@ -185,7 +187,7 @@ def _load(
 
 @triton.jit
 def chosen_top(bits, before):
-    """The exponent field at a window's top: by the largest finite magnitude of a tile, or else an earlier one."""
+    """Return the exponent field at a window's top: from a tile's largest finite magnitude, or else an earlier one."""
     magnitude = bits & 0x7FFFFFFF
     here = tl.max(tl.where(magnitude < _TOP, magnitude, 0))
     largest = tl.where(here > 0, here, before)
@@ -194,22 +196,23 @@ def chosen_top(bits, before):
 
 @triton.jit
 def either(a, b):
-    """For reductions: the bits of both."""
+    """Return the bits of both, for reductions."""
     return a | b
 
 
 @triton.jit
 def scale_of(top):
-    """The power of two that brings a window's largest magnitudes to 2 at most, so that squares stay in range."""
+    """Return the power of two that scales a window's largest magnitudes to at most 2, so that squares stay in range."""
     return ((254 - tl.minimum(top, 253)) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def classified(bits, top4, LARGEST: tl.constexpr, AXIS: tl.constexpr):
-    """Of a tile's elements, a lane's along AXIS: exponent fields of what is just below their magnitude, times four (-4:
-    zero). Of its lanes:
-    how many elements are at each distance from the window's top, in fields of 4 bits of two words; how many are zero;
-    the largest magnitude; and whether some element is neither zero nor in the window.
+    """Classify a tile's elements; a lane's elements lie along AXIS.
+
+    Returns, per element, the exponent field of the number just below its magnitude, times four (-4: zero). Per lane:
+    the number of elements at each distance from the window's top, in 4-bit fields of two words; the number of zeros;
+    the largest magnitude; and whether an element is rare: neither zero nor in the window, or at the format's maximum.
     """
     magnitude = bits & 0x7FFFFFFF
     below = magnitude - 1
@@ -224,7 +227,7 @@ def classified(bits, top4, LARGEST: tl.constexpr, AXIS: tl.constexpr):
 
 @triton.jit
 def merged(bits, rare, largest, scale, amax, amin, part, part_squares, AXIS: tl.constexpr):
-    """A tile's extremes and sums into those of the lanes; ``amin`` holds magnitudes less one."""
+    """Merge a tile's extremes and sums into those of the lanes; ``amin`` holds magnitudes less one."""
     amax = tl.maximum(amax, kept(rare, largest))
     smallest = tl.min(((bits & 0x7FFFFFFF) - 1).to(tl.uint32, bitcast=True), axis=AXIS)
     amin = tl.minimum(amin, tl.where(rare, 0xFFFFFFFF, smallest))
@@ -236,14 +239,14 @@ def merged(bits, rare, largest, scale, amax, amin, part, part_squares, AXIS: tl.
 
 @triton.jit
 def _tiny(bits, SMALLEST: tl.constexpr):
-    """How many elements of a lane are subnormal in their format."""
+    """Count a lane's elements that are subnormal in their format."""
     below = ((bits & 0x7FFFFFFF) - 1).to(tl.uint32, bitcast=True)
     return tl.sum((below < SMALLEST - 1).to(tl.int32), axis=4)
 
 
 @triton.jit
 def settle_sums(floats, part, part_squares, top):
-    """Sums, and sums of squares, of scaled elements, over all lanes into the slot."""
+    """Add the lanes' sums, and sums of squares, of scaled elements to the slot."""
     up = ((tl.minimum(top, 253)) << 23).to(tl.float32, bitcast=True).to(tl.float64)
     tl.atomic_add(floats + 2, tl.sum(part).to(tl.float64) * up, sem="relaxed")
     tl.atomic_add(floats + 3, tl.sum(part_squares).to(tl.float64) * up * up, sem="relaxed")
@@ -251,7 +254,7 @@ def settle_sums(floats, part, part_squares, top):
 
 @triton.jit
 def settle_extremes(floats, amax, amin):
-    """The largest and the smallest non-zero magnitude over all lanes into the slot."""
+    """Merge the largest and the smallest non-zero magnitude over all lanes into the slot."""
     least = tl.min(amin)
     least = tl.where(least == 0xFFFFFFFF, _TOP, (least + 1).to(tl.int32, bitcast=True))
     merge_extremes(floats, tl.max(amax), least, False)
@@ -265,7 +268,7 @@ def _measure_chunk(
     SMALLEST: tl.constexpr, LARGEST: tl.constexpr, WANT: tl.constexpr, FLAT: tl.constexpr, ALIGNED: tl.constexpr,
     UNIT: tl.constexpr, G: tl.constexpr, B: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
-    """As many tiles as fields of 8 bits can take. Returns what lanes keep, and by lane which tiles it has left out."""
+    """Count as many tiles as 8-bit fields can hold. Returns running results, and per lane flags of tiles left out."""
     loaded, index, real = _load(
         x, start, numel, columns, column_stride, groups, size1, size2, stride0, stride1, stride2,
         FLAT, ALIGNED, UNIT, G, B, E,
@@ -289,7 +292,7 @@ def _measure_chunk(
         bits = as_fp32_bits(loaded, MBITS, BIAS, SPECIAL, FNUZ, SIZE)
         if WANT & 8:
             fingerprint += tl.sum(tl.where(real, fingerprint_terms(loaded, index, SIZE), 0), axis=4)
-        loaded, index, real = _load(  # of the next tile, on its way while this one is counted
+        loaded, index, real = _load(  # the next tile, loaded while this one is counted
             x, tile + step, numel, columns, column_stride, groups, size1, size2, stride0, stride1, stride2,
             FLAT, ALIGNED, UNIT, G, B, E,
         )  # fmt: skip
@@ -315,7 +318,7 @@ def _measure_chunk(
                 )
         w0, w1, w2, w3 = widened(kept(rare, low), kept(rare, high), w0, w1, w2, w3)
         amax, amin, part, part_squares = merged(bits, rare, largest, scale, amax, amin, part, part_squares, 4)
-        if SIZE < 4 and BIAS != 127:  # its subnormals are normal numbers of FP32's
+        if SIZE < 4 and BIAS != 127:  # the format's subnormals are normal numbers of FP32
             tiny += kept(rare, _tiny(bits, SMALLEST))
         flags, flag = flags | tl.where(rare, flag, 0), flag << 1
     settle_values(w0, w1, w2, w3, ints + _HIST, top)
@@ -334,7 +337,7 @@ def _measure_left_out(
     SMALLEST: tl.constexpr, LARGEST: tl.constexpr, WANT: tl.constexpr, FLAT: tl.constexpr, ALIGNED: tl.constexpr,
     UNIT: tl.constexpr, G: tl.constexpr, B: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
-    """What lanes have left out of some tiles. Returns how many elements were not finite."""
+    """Count what lanes have left out of some tiles. Returns the number of non-finite elements."""
     N: tl.constexpr = LANES * E
     bad = tl.zeros([], tl.int64)
     again = tl.reduce(tl.reshape(flags, [LANES]), 0, either)
@@ -364,7 +367,7 @@ def measure_window(
     MBITS: tl.constexpr, BIAS: tl.constexpr, SPECIAL: tl.constexpr, FNUZ: tl.constexpr, SIZE: tl.constexpr,
     SMALLEST: tl.constexpr, LARGEST: tl.constexpr, WANT: tl.constexpr, FLAT: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """What one program does: some tiles of a tensor of at most 32 bits. Returns how many elements were not finite."""
+    """Count one program's tiles of a tensor of at most 32 bits. Returns the number of non-finite elements."""
     E: tl.constexpr = 4 if SIZE == 4 else 8
     B: tl.constexpr = 16 // E
     G: tl.constexpr = LANES // (8 * B)

@@ -2,9 +2,9 @@
  * set (VARIANT names the function, -m flags choose the instructions). All variants give the same bits: the floating-point
  * sums use the same 16 lanes everywhere and no fused multiply-add (-ffp-contract=off).
  *
- * A tile of at most 2048 elements stays in L1 while it is worked on. First it is scanned: fingerprint, sums, extremes, and
- * exponent keys as bytes (scan.h; with AVX2 and AVX-512 in one look at each element, so that memory is waited for while
- * something is computed). Then histograms of such bytes are counted (histogram.h). Classification is by integer bits, so
+ * A tile of at most 2048 elements stays in L1 until it is finished. First it is scanned: fingerprint, sums, extremes, and
+ * exponent keys as bytes (scan.h; with AVX2 and AVX-512 in one pass, so that computation overlaps with waiting for
+ * memory). Then histograms of these bytes are counted (histogram.h). Classification is by integer bits, so
  * it does not depend on flush-to-zero modes. Rare content (NaN, Inf, FP32 subnormals, sums that could leave FP32's range)
  * is found from the tile's extremes; such a tile, and any of FP64, takes the second path, with 16-bit keys and sums in
  * FP64. */
@@ -23,8 +23,8 @@ static const uint32_t SMALLEST_NORMAL[] = {0x00800000, 0x38800000, 0x00800000, 0
 
 /* ---- blocks ------------------------------------------------------------------------------------------------------- */
 
-/* For each block of `size` keys (0: no exponent): its largest key; for each key, one more than how far it is below that,
- * at most BLOCK_BINS, and 0 for 0. */
+/* Computes for each block of `size` keys (0: no exponent) its largest key; and for each key its distance to that plus one,
+ * at most BLOCK_BINS, but 0 for key 0. */
 INLINE void distances(const uint8_t *restrict keys, int n, int size, uint8_t *restrict below, uint8_t *restrict peaks) {
     for (int b = 0; b * size < n; b++) {
         const uint8_t *block = keys + b * size;
@@ -40,7 +40,7 @@ INLINE void distances(const uint8_t *restrict keys, int n, int size, uint8_t *re
 }
 
 static void distances_of(const uint8_t *keys, int n, int size, uint8_t *below, uint8_t *peaks) {
-    switch (size) { /* the constant size is what lets the loops become a few vector operations */
+    switch (size) { /* a constant size lets the compiler vectorise the loops */
     case 1: distances(keys, n, 1, below, peaks); break;
     case 2: distances(keys, n, 2, below, peaks); break;
     case 4: distances(keys, n, 4, below, peaks); break;
@@ -52,8 +52,8 @@ static void distances_of(const uint8_t *keys, int n, int size, uint8_t *below, u
     }
 }
 
-/* Columns of a tile's row once it is padded for blocks: blocks of any size then begin at its multiples, and a block
- * larger than the row is the row. */
+/* Returns the length of a tile's row after padding for blocks: blocks of any size then begin at multiples of their size,
+ * and a block longer than the row is the whole row. */
 static int padded_columns(int columns) {
     int width = 1;
     if (columns > WIDEST) return (columns + WIDEST - 1) / WIDEST * WIDEST;
@@ -63,7 +63,7 @@ static int padded_columns(int columns) {
 
 static int64_t *block_row(int64_t *ints, int which) { return ints + BLOCKS + which * (BLOCK_WIDTH + HIST_WIDTH); }
 
-/* Block histograms of rows x columns keys; a key's histogram entry is `shift` more. */
+/* Counts block histograms of rows x columns keys; the histogram entry of a key is key + shift. */
 static void count_blocks(const uint8_t *keys, int rows, int columns, int shift, int want, state_t *state) {
     uint8_t padded[TILE + 2 * WIDEST], below[TILE + 2 * WIDEST], peaks[TILE + 2 * WIDEST];
     int width = padded_columns(columns), n = rows * width;
@@ -88,7 +88,7 @@ static void count_blocks(const uint8_t *keys, int rows, int columns, int shift, 
 
 /* ---- the second path: 16-bit histogram entries ---------------------------------------------------------------------- */
 
-/* The histogram entry of FP32 magnitude bits; 0 for zero, Inf and NaN. */
+/* Returns the histogram entry of FP32 magnitude bits; 0 for zero, Inf and NaN. */
 INLINE uint16_t entry_of(uint32_t magnitude) {
     uint32_t below = magnitude - 1;
     int normal = (int)(below >> 23) - 127;
@@ -104,7 +104,7 @@ INLINE uint16_t entry_of64(uint64_t magnitude) {
     return magnitude == 0 || field == 0x7ff ? 0 : (uint16_t)(1 + k - EXP_MIN);
 }
 
-/* Entries more than 254 binades apart: nothing is fast about them. */
+/* Counts entries more than 254 binades apart, which do not fit bytes; slow and rare. */
 static void count_far_apart(const uint16_t *entries, int rows, int columns, int want, state_t *state) {
     for (int i = 0; i < rows * columns; i++)
         if (entries[i]) state->ints[HIST + entries[i]]++;
@@ -148,7 +148,7 @@ static void count_entries(const uint16_t *entries, int rows, int columns, int ba
 }
 
 static void merge_extremes(double amax, double amin, double *floats) {
-    /* Compared as integers: FP64 subnormals must not be taken for zeros. */
+    /* Compared as integers, because flush-to-zero modes would take FP64 subnormals for zeros. */
     if (floats[AMAX] < 0 || to_bits64(amax) > to_bits64(floats[AMAX])) floats[AMAX] = amax;
     if (to_bits64(amin) < to_bits64(floats[AMIN])) floats[AMIN] = amin;
 }
@@ -163,7 +163,7 @@ static void add_sums(const double *restrict values, int n, state_t *state) {
     for (int j = 0; j < WIDE_LANES; j++) state->sum += sum[j], state->sum_sq += sum_sq[j];
 }
 
-/* Counts NaN and Inf into the slot and `bad`; `nan`, `pos` and `neg` are tests of element i. */
+/* Adds the numbers of NaN and Inf to the slot and sets `bad`; `nan`, `pos` and `neg` are tests of element i. */
 #define COUNT_BAD(n, nan, pos, neg)                                                                                    \
     int nans = 0, ups = 0, downs = 0;                                                                                  \
     for (int i = 0; i < n; i++) nans += (nan), ups += (pos), downs += (neg);                                           \
@@ -173,7 +173,7 @@ static void add_sums(const double *restrict values, int n, state_t *state) {
     bad = nans + ups + downs;                                                                                          \
     state->bad += bad
 
-/* `all` are the extremes of the bits as they are. */
+/* Measures a tile with rare content. `all`: extremes of the bits, non-finite elements included. */
 static void rare_tile(const uint32_t *restrict bits, extremes_t all, int rows, int columns, int want, state_t *state) {
     uint16_t entries[TILE];
     double finite[TILE];
@@ -230,8 +230,8 @@ INLINE void add_fingerprint(uint64_t share, state_t *state) {
     state->ints[FINGERPRINT] = (int64_t)((uint64_t)state->ints[FINGERPRINT] + share);
 }
 
-/* Adds its share of the fingerprint, too, if `index` is given: that of the first element, the others being its neighbours
- * in logical order. */
+/* Measures a tile of at most 32 bits per element. Adds its share of the fingerprint if `index`, that of the first element,
+ * is given; then the elements must be neighbours in logical order. */
 static void tile_f32(const void *data, dtype_t dtype, int rows, int columns, const uint64_t *index, int want,
                      state_t *state) {
     uint8_t keys[TILE + BYTES];
@@ -262,7 +262,7 @@ static void tile_f32(const void *data, dtype_t dtype, int rows, int columns, con
 
 /* ---- tiles of a tensor ------------------------------------------------------------------------------------------------ */
 
-/* Copies a tile into one piece, walking memory along the shorter stride. */
+/* Copies a tile into contiguous memory, reading along the shorter stride. */
 #define DEFINE_GATHER(NAME, ELEMENT)                                                                                   \
     static void NAME(const plan_t *plan, const void *data, int rows, int columns, void *buffer) {                      \
         const ELEMENT *from = data;                                                                                    \
@@ -291,7 +291,7 @@ static void gather(const plan_t *plan, const void *from, int rows, int columns, 
     }
 }
 
-/* Exponents of what Adam meant to add, by the same roundings as torch.optim makes. */
+/* Computes the exponents of Adam's intended update, with the same roundings as torch.optim. */
 static void adam_steps(const adam_t *adam, const uint32_t *restrict before, int64_t at, int n, uint16_t *restrict step) {
     const float *restrict first = adam->first + at, *restrict second = adam->second + at;
     float factor = adam->factor, root = adam->root, eps = adam->eps, decay = adam->decay, update[TILE];
@@ -301,8 +301,8 @@ static void adam_steps(const adam_t *adam, const uint32_t *restrict before, int6
     for (int i = 0; i < n; i++) step[i] = entry_of(to_bits(update[i]) & 0x7fffffff);
 }
 
-/* Statistics of the stored difference, elements that did not change although they should have, and exponent(intended) -
- * exponent(weight) where both exist. `at`: index of the first of n elements. */
+/* Measures the stored difference, elements unchanged despite an intended update, and exponent(intended) -
+ * exponent(weight) if both exist. `at`: index of the first of n elements. */
 static void update_tile(const subject_t *subject, int64_t at, int n, state_t *state) {
     dtype_t dtype = (dtype_t)subject->plan->dtype;
     uint32_t old_buffer[TILE], new_buffer[TILE], stored[TILE];
@@ -358,9 +358,9 @@ static void value_tile(const plan_t *plan, const void *data, uint64_t index, int
     else tile_f32(data, dtype, rows, columns, apart ? NULL : &index, want, state);
 }
 
-/* ---- what is looked at on every step ------------------------------------------------------------------------------------ */
+/* ---- amax and sum of squares of every step -------------------------------------------------------------------------- */
 
-/* Sums are in FP64, whose range the squares of FP32 numbers do not leave. */
+/* Sums are in FP64, whose range holds the squares of FP32 numbers. */
 static double look_f64(const double *restrict data, int n, double *sum_sq) {
     double highest[LANES] = {0}, squares[LANES] = {0}, amax = 0.0;
     int i = 0, nans = 0;
@@ -383,7 +383,7 @@ static double look_f64(const double *restrict data, int n, double *sum_sq) {
 
 #ifdef __AVX2__
 
-/* Four doubles each: the squares of sixteen elements. */
+/* Adds the squares of sixteen elements to four registers of four doubles. */
 INLINE void add_squares(const float *from, __m256d squares[4]) {
     for (int j = 0; j < 4; j++) {
         __m256d value = _mm256_cvtps_pd(_mm_loadu_ps(from + 4 * j));
@@ -391,8 +391,8 @@ INLINE void add_squares(const float *from, __m256d squares[4]) {
     }
 }
 
-/* The loops below as one, with the page behind on its way: it is memory that is waited for here. Returns how many elements
- * were looked at. */
+/* The two loops of the other branch as one, with a prefetch, because memory is the bottleneck here. Returns the number of
+ * elements read. */
 INLINE int look_at_sixteens(const uint32_t *bits, int n, uint32_t *highest, double *squares) {
     __m256i top[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
     __m256d sums[4] = {_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd()};
@@ -413,7 +413,7 @@ INLINE int look_at_sixteens(const uint32_t *bits, int n, uint32_t *highest, doub
 
 #else
 
-/* Two loops: of one with numbers of two widths compilers make scalar code. */
+/* Two loops, because compilers do not vectorise one loop over numbers of two widths. */
 static int look_at_sixteens(const uint32_t *restrict bits, int n, uint32_t *restrict highest, double *restrict squares) {
     int whole = n / LANES * LANES;
     for (int i = 0; i < whole; i += LANES)
@@ -464,12 +464,12 @@ look_t NAMED(VARIANT, _look)(const char *data, dtype_t dtype, int64_t n) {
     return look;
 }
 
-/* Tiles first .. end - 1 of the subject. */
+/* Measures tiles first .. end - 1 of the subject. */
 void VARIANT(const subject_t *subject, int64_t first, int64_t end, state_t *state) {
     const plan_t *plan = subject->plan;
     int across = plan->row_stride < plan->column_stride;
     for (int64_t tile = first; tile < end; tile++) {
-        /* Whichever way the next tile is nearer: its cache lines and pages are. */
+        /* Iterates in the direction in which the next tile is closer in memory, for its cache lines and pages. */
         int64_t inner = across ? plan->row_tiles : plan->column_tiles, rest = tile / inner;
         int64_t other = across ? plan->column_tiles : plan->row_tiles;
         int64_t r = (across ? tile % inner : rest % other) * plan->tile_rows;

@@ -1,4 +1,4 @@
-/* Bits and values, and the formats narrower than FP32 made FP32. */
+/* Conversions between bits and values, and of narrower formats to FP32. */
 
 #ifndef PRECDOCTOR_WIDEN_H
 #define PRECDOCTOR_WIDEN_H
@@ -37,12 +37,12 @@ INLINE uint64_t to_bits64(double value) {
     return bits;
 }
 
-/* The value of FP32 magnitude bits; exact for subnormals even when denormals are taken for zero. */
+/* Returns the value of FP32 magnitude bits; exact for subnormals even in a denormals-are-zero mode. */
 INLINE double value_of(uint32_t magnitude) {
     return magnitude < 0x00800000 ? (double)magnitude * 0x1p-149 : (double)from_bits(magnitude);
 }
 
-/* A format narrower than FP32 by arithmetic on its code; no step makes an FP32 subnormal. `special` is the first
+/* Converts a code of a narrower format to FP32 bits by arithmetic; no step makes an FP32 subnormal. `special` is the first
  * magnitude that is Inf or NaN. */
 INLINE uint32_t widen(uint32_t magnitude, int mantissa_bits, int bias, uint32_t special) {
     uint32_t normal = (magnitude << (23 - mantissa_bits)) + ((uint32_t)(127 - bias) << 23);
@@ -69,7 +69,7 @@ static void widen_halves(const uint16_t *restrict h, int n, uint32_t *restrict b
     for (; i < n; i++) bits[i] = widen_f16(h[i]);
 }
 
-/* n elements of anything but FP64 as FP32 bits: `data` itself, or `buffer` filled. */
+/* Returns n elements of any dtype but FP64 as FP32 bits: `data` itself, or `buffer` after filling it. */
 static const uint32_t *load(const void *data, dtype_t dtype, int n, uint32_t *restrict buffer) {
     const uint16_t *h = data;
     const uint8_t *b = data;

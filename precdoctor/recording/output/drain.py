@@ -1,7 +1,7 @@
-"""The drain thread: takes finished steps off a bounded queue, turns them into rows, appends them to the log.
+"""The drain thread: takes finished steps from a bounded queue, turns them into rows, appends them to the log.
 
-It never blocks training. When the writer cannot keep up, the oldest waiting step's tensor rows are dropped and counted
-(steps rows and events are kept); when the directory cannot be written it says so, once, and recording is over.
+It never blocks training. If the writer cannot keep up, the tensors rows of the oldest waiting step are dropped and
+counted (steps rows and events are kept). If the directory cannot be written, it prints so once, and recording is over.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from precdoctor.recording import kernels
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.output.evidence import Evidence, Watcher
-from precdoctor.recording.output.process_facts import settled
+from precdoctor.recording.output.process_facts import with_device_numbers
 from precdoctor.recording.output.step_rows import EventLog, LossScales, step_row
 from precdoctor.recording.output.tensor_table import Sites, StepTensors
 from precdoctor.recording.process import attach
@@ -29,22 +29,22 @@ from precdoctor.runlog.halting import halt_requested
 from precdoctor.runlog.layout import create_rank_directory
 from precdoctor.runlog.writer import DiskBudgetReached, RankWriter
 
-#: Rows of memory in flight (each takes about 13 kB of the host's), and the steps that may be whatever their size.
+#: Maximum rows of memory in flight (about 13 kB of host memory each), and steps that may wait whatever their size.
 _MAX_ROWS = 10_000
 _MAX_STEPS = 8
-#: Anything in flight: steps rows and events are small, but a file system may hang for days.
+#: Maximum items in flight: steps rows and events are small, but a file system may hang for days.
 _MAX_ITEMS = 20_000
-#: Lists of ops in flight: each may hold 65 MB.
+#: Maximum lists of ops in flight: each may hold 65 MB.
 _MAX_LISTS = 4
 #: How long a clean exit waits for the queue to empty.
 _CLOSE_SECONDS = 60.0
-#: How long steps rows may wait to be written: a crash may lose a second of them.
+#: How long steps rows may wait to be written, and how many: a crash loses these.
 _IDLE_SECONDS = 0.5
-_MAX_HELD = 64
+_MAX_STEP_ROWS = 64
 _MAX_DEFECTS = 3
-#: Evidence for deep scans that waits to be asked for: the newest.
+#: Pieces of evidence for deep scans kept until the sampler reads them: the newest.
 _MAX_EVIDENCE = 16
-#: How long a fork waits for the thread to put down what it is doing.
+#: How long a fork waits for the thread to finish its current item.
 _FORK_SECONDS = 5.0
 
 
@@ -56,19 +56,19 @@ Item = StepBatch | EventBatch | OpBatch
 
 
 class Drain:
-    """Owns the rank directory and the thread that writes it; not ``threaded``, :meth:`close` does all the writing.
+    """Owns the rank directory and the thread that writes it; if not ``threaded``, :meth:`close` does all the writing.
 
     Attributes:
         directory: of this process.
         takes_tensors: false once the disk budget has no room for tensors rows.
-        failed: nothing is written any more.
+        failed: whether writing has stopped for good.
         defect: the first internal error on the thread.
-        halt: why the run is to stop, once somebody has asked for it.
+        halt: the reason to stop the run, once a halt was requested.
         evidence: recorded numbers that give reason for a deep scan, oldest first.
         sampled_ns: CPU time the thread spent on the last step that had tensors rows.
 
     Raises:
-        OSError: the rank directory cannot be made.
+        OSError: the rank directory cannot be created.
     """
 
     def __init__(self, run: Path, rank: int, options: RecordOptions, *, threaded: bool = True) -> None:
@@ -83,26 +83,26 @@ class Drain:
         self._rank = rank
         self._options = options
         self._queue: collections.deque[Item] = collections.deque()
-        #: Those of the queue that hold tensors rows, and how many.
-        self._heavy: collections.deque[StepBatch] = collections.deque()
+        #: The batches of the queue that hold tensors rows, and how many rows of memory these hold.
+        self._sampled: collections.deque[StepBatch] = collections.deque()
         self._rows_waiting = 0
         self._facts: Mapping[str, Any] | None = None
         self._end: Mapping[str, Any] | None = None
-        #: Both are made in C: a signal handler of the user's that raises in the middle cannot leave either one broken.
+        #: Both are implemented in C: a signal handler of the user that raises inside one cannot leave it broken.
         self._lock = threading.RLock()
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
-        #: Held by the thread while it does anything but wait.
+        #: Held by the thread except while it waits.
         self._busy = threading.Lock()
         self._fork_patience = _FORK_SECONDS
         self._defects = 0
         self._lost_items = 0
-        self._spoke = False
+        self._has_reported = False
         self._log = EventLog(rank, redact=options.redact_names)
-        self._turning = False
+        self._handling = False
         self._closed = False
         #: Steps rows to be written with the next ones.
-        self._held: list[dict[str, Any]] = []
-        self._written: StepFacts | None = None
+        self._step_rows: list[dict[str, Any]] = []
+        self._last_written: StepFacts | None = None
         self._scales = LossScales()
         self._sites = Sites()
         self._dropped: collections.Counter[str] = collections.Counter()
@@ -128,45 +128,46 @@ class Drain:
                 self._lost_items += _rows_of(self._take())
             if isinstance(item, StepBatch) and item.entries:
                 item.rows_held = sum(map(_ROWS, item.snapshots.values()))
-                while len(self._heavy) >= _MAX_STEPS and self._rows_waiting + item.rows_held > _MAX_ROWS:
-                    self._rows_waiting -= self._heavy[0].rows_held
-                    self._heavy.popleft().give_up_tensors()
-            self._queue.append(item)  # first: one that is not counted does no harm when a signal handler raises here
+                while len(self._sampled) >= _MAX_STEPS and self._rows_waiting + item.rows_held > _MAX_ROWS:
+                    self._rows_waiting -= self._sampled[0].rows_held
+                    self._sampled.popleft().give_up_tensors()
+            # Before the counts: if a signal handler raises in between, an uncounted item does no harm.
+            self._queue.append(item)
             if isinstance(item, StepBatch) and item.entries:
                 self._rows_waiting += item.rows_held
-                self._heavy.append(item)
-            if not isinstance(item, StepBatch) or item.entries:  # the steps between samples can wait for its next turn
+                self._sampled.append(item)
+            if not isinstance(item, StepBatch) or item.entries:  # other steps wait for the next wake-up
                 self._wake.put(None)
 
     @property
     def behind(self) -> bool:
-        """Whether half of what may wait does: the training side is asked to make fewer rows before any is dropped."""
-        return len(self._heavy) >= _MAX_STEPS // 2 and 2 * self._rows_waiting > _MAX_ROWS
+        """Whether the queue is more than half full: training should then sample less, before rows are dropped."""
+        return len(self._sampled) >= _MAX_STEPS // 2 and 2 * self._rows_waiting > _MAX_ROWS
 
     @property
     def idle(self) -> bool:
         """Whether everything handed over so far has been written."""
-        return not self._queue and not self._turning
+        return not self._queue and not self._handling
 
     def _take(self) -> Item:
-        """The oldest item of the queue."""
+        """Remove and return the oldest item of the queue."""
         item = self._queue.popleft()
-        if self._heavy and self._heavy[0] is item:
-            self._rows_waiting -= self._heavy.popleft().rows_held
+        if self._sampled and self._sampled[0] is item:
+            self._rows_waiting -= self._sampled.popleft().rows_held
         return item
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
-        """Have rank.json rewritten with these facts."""
+        """Have the thread rewrite rank.json with these facts."""
         with self._lock:
             self._facts = facts
             self._wake.put(None)
 
     def close(self, end: Mapping[str, Any], *, wait: bool = True) -> None:
-        """Have everything queued written out, and the end marker; the first call's ``end`` counts.
+        """Have the thread write everything queued, and the end marker; only the first call's ``end`` counts.
 
         Args:
-            end: what end.json will hold.
-            wait: until it is done, for a minute at most.
+            end: content of end.json.
+            wait: block until it is done, for a minute at most.
         """
         with self._lock:
             self._end = self._end or dict(end)
@@ -181,33 +182,34 @@ class Drain:
                 self._say(f"the log was not written out within {_CLOSE_SECONDS:.0f} s, its last rows are lost")
 
     def pause(self) -> bool:
-        """Before a fork: wait until the thread holds no lock that the child would find locked forever.
+        """Before a fork: wait until the thread holds no lock that would stay locked in the child forever.
 
-        Those of imports above all: libraries import more on first use, and a data loader's worker that then imports the
-        same would hang. Waits some seconds at most, and just once for a file system that hangs.
+        Import locks above all: libraries import more on first use, and a data loader's worker that then imports the
+        same module would hang. Waits some seconds at most, and only once for a file system that hangs.
 
         Returns:
-            Whether :meth:`resume` is to be called after the fork.
+            Whether :meth:`resume` must be called after the fork.
         """
         paused = self._busy.acquire(timeout=self._fork_patience)
         self._fork_patience = _FORK_SECONDS if paused else 0.0
         return paused
 
     def resume(self) -> None:
-        """After a fork, in the parent."""
+        """Let the thread continue after a fork, in the parent."""
         self._busy.release()
 
     # --- the drain thread --------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
+        """Run the thread: open the writer, handle items until the end, close it."""
         writer = None
         try:
             with self._busy:
                 writer = RankWriter(self.directory, max_bytes=self._options.max_disk)
-            while self._turn(writer):
+            while self._handle_next(writer):
                 pass
             with self._busy:
-                if self._lost_items:  # rows that had to go without their step being known any more
+                if self._lost_items:  # rows of items that were dropped without their step
                     self._append(writer, "events", self._drops(None, "queue_full", self._lost_items))
                 writer.close({**(self._end or {}), "dropped": dict(self._dropped)})
         except DiskBudgetReached:
@@ -218,29 +220,31 @@ class Drain:
             self.defect = self.defect or error
             self._fail(writer, "error", f"internal error while writing the log ({_sentence(error)})")
 
-    def _turn(self, writer: RankWriter) -> bool:
-        """Handle one item; false when closing and nothing is left."""
+    def _handle_next(self, writer: RankWriter) -> bool:
+        """Handle one item. Return False if the drain is closing and no item is left."""
         while not self._queue and self._facts is None and self._end is None:
             with contextlib.suppress(queue.Empty):
                 self._wake.get(timeout=_IDLE_SECONDS)
         with self._lock:
             facts, self._facts = self._facts, None
             item = self._take() if self._queue else None
-            self._turning = item is not None
-            closing = self._end is not None  # read with the queue: more may come, and the end, while facts are written
+            self._handling = item is not None
+            # Read together with the queue: while facts are written below, more items and the end may arrive.
+            closing = self._end is not None
         with self._busy:
             if self._options.may_halt and self.halt is None:
                 self.halt = halt_requested(self.directory.parent)
             if facts is not None:
-                writer.write_facts(settled(facts))
+                writer.write_facts(with_device_numbers(facts))
             if item is not None:
                 self._write(writer, item)
             if not self._queue:
-                self._write_held(writer)
-            self._turning = False
+                self._write_step_rows(writer)
+            self._handling = False
         return item is not None or not closing
 
     def _write(self, writer: RankWriter, item: Item) -> None:
+        """Write one item; a few internal errors are reported and survived."""
         kernels.stay_out_of_captures()
         try:
             if isinstance(item, StepBatch):
@@ -259,10 +263,12 @@ class Drain:
             self._note_defect(writer, item, error)
 
     def _write_step(self, writer: RankWriter, batch: StepBatch) -> None:
-        if batch.facts is self._written:  # a signal handler raised between handing it over and the next step
+        """Write the rows and events of one step, once the device has delivered them."""
+        # Handed over twice, because a signal handler raised between the hand-over and the next step.
+        if batch.facts is self._last_written:
             batch.release()
             return
-        began, self._written = time.thread_time_ns(), batch.facts
+        began, self._last_written = time.thread_time_ns(), batch.facts
         for snapshot in batch.snapshots.values():
             snapshot.wait()
         tensors = StepTensors(batch, self._rank, self._sites)
@@ -275,7 +281,7 @@ class Drain:
         try:
             if tensors.rows:
                 writer.append("tensors", tensors.columns(scale), tensors.rows)
-        except DiskBudgetReached:  # the writer keeps the last of the budget for the small tables
+        except DiskBudgetReached:  # the writer reserves the last of the budget for the small tables
             self.takes_tensors = False
             limit = f"--max-disk ({self._options.max_disk} bytes)"
             self._say(f"the log has reached {limit}; tensors are no longer recorded, training goes on")
@@ -284,9 +290,9 @@ class Drain:
         if tensors.rows:
             self.sampled_ns = time.thread_time_ns() - began
             step["recorder_ns"] += self.sampled_ns
-        self._held.append(step)
-        if tensors.rows or events or len(self._held) >= _MAX_HELD:
-            self._write_held(writer)
+        self._step_rows.append(step)
+        if tensors.rows or events or len(self._step_rows) >= _MAX_STEP_ROWS:
+            self._write_step_rows(writer)
         self._append(writer, "events", events)
 
     def _write_ops(self, writer: RankWriter, item: OpBatch) -> None:
@@ -299,7 +305,7 @@ class Drain:
             self._append(writer, "events", self._drops(item.step, "disk_budget", item.rows))
 
     def _watch(self, tensors: StepTensors, step: dict[str, Any], scale: float | None) -> None:
-        """Look for what gives reason for a deep scan; a step that is not finite is an incident, with its own ways."""
+        """Collect evidence for a deep scan. A non-finite step gives none: it is an incident and is replayed instead."""
         if self._watcher is None or step["non_finite"]:
             return
         found = self._watcher.of_step(step)
@@ -308,24 +314,26 @@ class Drain:
             found += [replace(e, tensor=tensors.label(e.slot)) for e in rows]
         self.evidence.extend(found)
 
-    def _write_held(self, writer: RankWriter) -> None:
-        """Steps rows of unsampled steps are written together: alone each would cost as much as a whole step's."""
-        held, self._held = self._held, []
-        self._append(writer, "steps", held)
+    def _write_step_rows(self, writer: RankWriter) -> None:
+        """Write the waiting steps rows together: one append per unsampled step would cost as much as a sampled step."""
+        rows, self._step_rows = self._step_rows, []
+        self._append(writer, "steps", rows)
 
     def _append(self, writer: RankWriter, table: str, rows: list[dict[str, Any]]) -> None:
+        """Append rows to a table, without columns that are None in all of them."""
         if rows:
             known = dict.fromkeys(name for row in rows for name, value in row.items() if value is not None)
             writer.append(table, {name: [row.get(name) for row in rows] for name in known}, len(rows))
 
     def _drops(self, step: int | None, reason: str, rows: int) -> list[dict[str, Any]]:
+        """Count lost rows and return the event that reports them."""
         self._dropped[reason] += rows
         return self._log.rows([{"event": "drop", "step": step, "data": {"reason": reason, "rows": rows}}])
 
     # --- when something is wrong --------------------------------------------------------------------------------------
 
     def _note_defect(self, writer: RankWriter, item: Item, error: Exception) -> None:
-        """Log that the item is lost."""
+        """Report and log that the item is lost."""
         self._say(f"internal error while writing the log ({_sentence(error)})")
         step = item.facts.step if isinstance(item, StepBatch) else None
         step = item.step if isinstance(item, OpBatch) else step
@@ -336,26 +344,26 @@ class Drain:
         self._append(writer, "events", rows)
 
     def _fail(self, writer: RankWriter | None, reason: str, message: str) -> None:
-        """Recording is over: print it once, close what can be closed, let go of what waits."""
+        """End recording: print the reason, close the writer if possible, drop the queue."""
         with self._lock:
             self.failed = True
             self._queue.clear()
-            self._heavy.clear()
+            self._sampled.clear()
             self._facts = None
         self._say(f"{message}; recording has stopped, training goes on")
         if writer is not None:
-            with contextlib.suppress(OSError):  # that is what we are failing for: the end marker will be missing
+            with contextlib.suppress(OSError):  # it may fail again: then the end marker is missing
                 writer.close({"reason": reason, "message": message, "dropped": dict(self._dropped)})
 
     def _say(self, message: str) -> None:
-        """Print the first thing that goes wrong; the log has the rest."""
-        if not self._spoke:
-            self._spoke = True
+        """Print the first message only; the log has the rest."""
+        if not self._has_reported:
+            self._has_reported = True
             attach.say(message)
 
 
 def _rows_of(item: Item) -> int:
-    """Rows of the log that are lost with an item."""
+    """Number of log rows that are lost with an item."""
     if isinstance(item, OpBatch):
         return item.rows
     return len(item.events) if isinstance(item, EventBatch) else 1 + item.dropped + len(item.entries)

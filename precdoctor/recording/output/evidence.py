@@ -1,7 +1,7 @@
-"""What recorded numbers give reason for a deep scan: each sampled row against the last ones of its tensor.
+"""Evidence for deep scans: compares each sampled row with the last rows of its tensor, each step with the last steps.
 
 Runs on the thread that writes the log, once per step, with a few numpy operations over its rows. Memory per tensor is
-constant. None of the thresholds decides whether something is wrong: they choose which step is worth a look.
+constant. No threshold here decides whether something is wrong: they only choose which step to scan.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from precdoctor.numerics.arrays import Floats, Ints
+from precdoctor.numerics.arrays import Bools, Floats, Ints
 
-#: Largest finite number of the 16-bit formats with an exponent.
+#: Largest finite number of the 16-bit floating-point formats.
 _MAXIMA: Final = {"float16": 65504.0, "bfloat16": 3.3895e38}
-#: Rows of a tensor that make a range, and steps that make one of a number of the step.
+#: Minimum rows before a tensor has a range to compare with, and minimum steps for a number of the step.
 _FEWEST: Final = 4
-#: Binades outside of the recent range; chosen empirically, as a batch moves an amax by less than one.
+#: Binades outside of the recent range that count; chosen empirically: a batch moves an amax by less than one.
 _OUTSIDE: Final = 3.0
-#: Binades per row by which a range closes around its tensor again.
+#: Binades per row by which a range shrinks towards its tensor's recent values.
 _FORGET: Final = 0.125
-#: Rise of the share of zeros (absolute), and elements from which a share is one.
+#: Rise of the share of zeros (absolute) that counts, and minimum elements of the tensor.
 _ZEROS, _ELEMENTS = 0.25, 16
-#: Rise of a learning rate over all before it (as PD605's ``rate_factor``).
+#: Rise of a learning rate over all earlier ones (as PD605's ``rate_factor``).
 _RATE: Final = 4.0
-#: A loss this many times the width of its recent range above it, and at least twice as large.
+#: A loss counts if it exceeds its recent range by this many times the range's width, and is at least twice as large.
 _LOSS: Final = 3.0
-#: Falls of the loss scale in a row; and steps that a scale must have held to be one to fall from.
+#: Consecutive falls of the loss scale that count; and steps for which a scale must be held to become a reference level.
 _FALLS, _HELD = 3, 8
-#: Steps whose losses and norms are remembered, and optimizers.
+#: Number of recent losses and norms remembered, and of optimizers.
 _RECENT, _MAX_OPTIMIZERS = 16, 16
-#: Pieces of evidence named per step.
+#: Maximum pieces of evidence per step.
 _MAX_NAMED: Final = 8
 
 _ACTIVATIONS: Final = frozenset({"input", "output", "batch", "buffer", "weight"})
@@ -43,12 +43,12 @@ _ZEROABLE: Final = frozenset({"input", "output", "grad_output", "weight_grad"})
 
 
 class Readings(NamedTuple):
-    """The rows of one step that the watcher reads.
+    """The columns of one step's rows that the watcher reads.
 
     Attributes:
-        slots: numbers of their tensors, each once.
-        kinds, dtypes: as the log has them.
-        amax: largest finite magnitudes as stored, 0 where there is none.
+        slots: slot of each row's tensor, without repetition.
+        kinds, dtypes: as in the log.
+        amax: largest finite magnitudes as stored, 0 without a finite element.
         zeros: shares of zeros.
         numel: numbers of elements.
     """
@@ -63,12 +63,12 @@ class Readings(NamedTuple):
 
 @dataclass(frozen=True)
 class Evidence:
-    """One reason for a scan.
+    """One reason for a deep scan.
 
     Attributes:
         what: amax | zeros | squares | headroom | loss-scale | learning-rate | loss | grad-norm | clipped-norm |
-            discarded | fact (of the scan of that step, to be confirmed).
-        step: at which it was recorded.
+            discarded | fact (found by the scan of that step, to be confirmed).
+        step: the step that shows it.
         tensor: ``root/module:kind:name``; empty for numbers of the step.
         before, now: the numbers.
     """
@@ -78,17 +78,17 @@ class Evidence:
     before: float | None = None
     now: float | None = None
     tensor: str = ""
-    #: Slot of the tensor, until somebody has looked its name up.
+    #: Slot of the tensor, until ``tensor`` is set.
     slot: int = -1
 
     def as_data(self) -> dict[str, Any]:
-        """For the ``scan`` event."""
+        """Return the evidence as data of the ``scan`` event."""
         tensor = {"tensor": self.tensor} if self.tensor else {}
         return {"what": self.what, "step": self.step, **tensor, "before": self.before, "now": self.now}
 
 
-class _Numbers:
-    """The last losses, norms and rates of one optimizer."""
+class _OptimizerHistory:
+    """The recent losses, norms and rates of one optimizer."""
 
     def __init__(self) -> None:
         self.losses: deque[float] = deque(maxlen=_RECENT)
@@ -97,52 +97,52 @@ class _Numbers:
 
 
 class Watcher:
-    """The last numbers of each tensor and optimizer; finds what is out of line with them."""
+    """Remembers recent numbers of each tensor and optimizer, and finds those of a new step that deviate from them."""
 
     def __init__(self) -> None:
-        #: Per slot: rows seen, range of the exponent of amax, largest share of zeros, largest amax.
+        #: Per slot: rows seen; then lower and upper end of the exponent of amax, largest share of zeros, largest amax.
         self._seen: Ints = np.zeros(0, np.int64)
         self._state: Floats = np.zeros((4, 0))
-        self._optimizers: dict[str, _Numbers] = {}
-        #: Whether there are FP16 gradients of weights; and the largest norm that any were clipped by.
+        self._optimizers: dict[str, _OptimizerHistory] = {}
+        #: Whether there are FP16 gradients of weights; and the largest of their norms in a clipped step.
         self._half, self._clipped = False, 0.0
         self._scale: float | None = None
-        self._floor = math.inf  # below all levels that it held
+        self._floor = math.inf  # the lowest scale held so far
         self._held = self._falls = 0
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def of_rows(self, step: int, rows: Readings, scale: float | None) -> list[Evidence]:
-        """What the rows of a sampled step give reason for.
+        """Return the evidence in the rows of a sampled step.
 
         Args:
             step: its number.
-            rows: of the tensors.
-            scale: loss scale that its gradients carry; null: none.
+            rows: of its tensors.
+            scale: loss scale that its gradients carry; None without one.
         """
         if not len(rows.slots):
             return []
         self._make_room(int(rows.slots.max()))
         slots, kinds, amax = rows.slots, rows.kinds, rows.amax
-        known = self._seen[slots] >= _FEWEST
+        ranged = self._seen[slots] >= _FEWEST
         low, high, zeros, largest = self._state[:, slots]
         factor = scale if scale is not None and 0.0 < scale < math.inf else 1.0
         gradient = np.isin(kinds, ("grad_output", "weight_grad"))
         self._half |= bool(((kinds == "weight_grad") & (rows.dtypes == "float16")).any())
         with np.errstate(all="ignore"):
             exponent = np.log2(np.where(gradient, amax / factor, amax))
-        sized = np.isfinite(exponent)
-        watched = known & sized & np.isin(kinds, tuple(_RANGED))
-        # Gradients fall as a run learns; what they do when they vanish is seen in the zeros.
-        outside = watched & ((exponent > high + _OUTSIDE) | (~gradient & (exponent < low - _OUTSIDE)))
-        emptied = known & np.isin(kinds, tuple(_ZEROABLE)) & (rows.numel >= _ELEMENTS) & (rows.zeros > zeros + _ZEROS)
+        has_exponent = np.isfinite(exponent)
+        comparable = ranged & has_exponent & np.isin(kinds, tuple(_RANGED))
+        # Gradients shrink as a run learns, so only growth counts; vanishing ones show in the zeros.
+        out_of_range = comparable & ((exponent > high + _OUTSIDE) | (~gradient & (exponent < low - _OUTSIDE)))
+        emptied = ranged & np.isin(kinds, tuple(_ZEROABLE)) & (rows.numel >= _ELEMENTS) & (rows.zeros > zeros + _ZEROS)
         with np.errstate(all="ignore"):
             range_end = np.exp2(np.where(exponent > high, high, low)) * np.where(gradient, factor, 1.0)
         limit = np.select([rows.dtypes == name for name in _MAXIMA], list(_MAXIMA.values()), math.inf)
-        stored = (self._seen[slots] > 0) & np.isin(kinds, tuple(_ACTIVATIONS))
+        seen_activation = (self._seen[slots] > 0) & np.isin(kinds, tuple(_ACTIVATIONS))
 
-        def crosses(level: Floats) -> npt.NDArray[np.bool_]:
-            crossed: npt.NDArray[np.bool_] = stored & (amax > level) & (largest <= level)
+        def crosses(level: Floats) -> Bools:
+            crossed: Bools = seen_activation & (amax > level) & (largest <= level)
             return crossed
 
         found: list[Evidence] = []
@@ -150,15 +150,16 @@ class Watcher:
             ("squares", crosses(np.sqrt(limit)), largest, amax),
             ("headroom", crosses(limit / 2.0), largest, amax),
             ("zeros", emptied, zeros, rows.zeros),
-            ("amax", outside, range_end, amax),
+            ("amax", out_of_range, range_end, amax),
         ):
             if which.any():
-                row = int(np.flatnonzero(which)[0])  # rows are in order of execution: the rest follows from it
+                row = int(np.flatnonzero(which)[0])  # rows are in order of execution: later ones follow from the first
                 found.append(Evidence(what, step, float(before[row]), float(now[row]), slot=int(slots[row])))
-        self._learn(slots, exponent, sized, rows)
+        self._remember(slots, exponent, has_exponent, rows)
         return found[:_MAX_NAMED]
 
     def _make_room(self, last: int) -> None:
+        """Extend the state to slot ``last``."""
         if last < len(self._seen):
             return
         more = 2 * (last + 1) - len(self._seen)
@@ -166,25 +167,26 @@ class Watcher:
         fresh = np.array([math.inf, -math.inf, 0.0, 0.0])
         self._state = np.concatenate([self._state, np.repeat(fresh[:, None], more, axis=1)], axis=1)
 
-    def _learn(self, slots: Ints, exponent: Floats, sized: npt.NDArray[np.bool_], rows: Readings) -> None:
+    def _remember(self, slots: Ints, exponent: Floats, has_exponent: Bools, rows: Readings) -> None:
+        """Add a step's rows to the state of their slots."""
         self._seen[slots] += 1
         low, high, zeros, largest = self._state[:, slots]
-        self._state[0, slots] = np.where(sized, np.minimum(low + _FORGET, exponent), low)
-        self._state[1, slots] = np.where(sized, np.maximum(high - _FORGET, exponent), high)
+        self._state[0, slots] = np.where(has_exponent, np.minimum(low + _FORGET, exponent), low)
+        self._state[1, slots] = np.where(has_exponent, np.maximum(high - _FORGET, exponent), high)
         self._state[2, slots] = np.fmax(zeros, rows.zeros)
         self._state[3, slots] = np.fmax(largest, rows.amax)
 
-    # --- the step's own numbers --------------------------------------------------------------------------------------
+    # --- numbers of the step -----------------------------------------------------------------------------------------
 
     def of_step(self, row: dict[str, Any]) -> list[Evidence]:
-        """What a steps row gives reason for; every step has one."""
+        """Return the evidence in a steps row, which every step has."""
         step, name = int(row["step"]), str(row.get("optimizer") or "")
         found = self._of_scale(step, _finite(row.get("loss_scale")))
         numbers = self._optimizers.get(name)
         if numbers is None:
             if len(self._optimizers) >= _MAX_OPTIMIZERS:
                 return found
-            numbers = self._optimizers[name] = _Numbers()
+            numbers = self._optimizers[name] = _OptimizerHistory()
         loss, norm, rate = (_finite(row.get(key)) for key in ("loss", "grad_norm", "lr"))
         if rate is not None and rate > 0.0:
             if numbers.rates >= _FEWEST and rate >= _RATE * numbers.rate:
@@ -204,7 +206,7 @@ class Watcher:
         return found
 
     def _of_clipping(self, step: int, norm: float, row: dict[str, Any]) -> list[Evidence]:
-        """A norm that FP16, as clipping computes it of FP16 gradients, does not hold; the first one."""
+        """Find the first norm that exceeds FP16, in which clipping computes the norm of FP16 gradients."""
         if not self._half or row.get("clip_norm") is None:
             return []
         norm *= (_finite(row.get("loss_scale")) or 1.0) if row.get("sampled") else 1.0
@@ -213,6 +215,7 @@ class Watcher:
         return [Evidence("clipped-norm", step, before, norm)] if crosses else []
 
     def _of_scale(self, step: int, scale: float | None) -> list[Evidence]:
+        """Find a third fall of the loss scale in a row, or a fall below every level it has held."""
         last, self._scale = self._scale, scale if scale is not None else self._scale
         if scale is None or last is None:
             return []

@@ -1,4 +1,4 @@
-"""Columns that only some rows have, made on the drain thread: of an inference run's groups of elements, of logits."""
+"""Columns that only some rows have, computed on the drain thread: groups of elements of inference runs, and logits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from precdoctor.runlog import arrays
 
 
 def group_columns(entries: Sequence[Entry]) -> dict[str, Any]:
-    """The columns ``<grouping>_hist`` and ``<grouping>_energy`` of a step's rows; none where nothing was measured."""
+    """Return the columns ``<grouping>_hist`` and ``<grouping>_energy`` of a step; empty if nothing was measured."""
     measured = [(row, entry.groups) for row, entry in enumerate(entries) if entry.groups]
     found: dict[tuple[str, int], np.ndarray[Any, np.dtype[np.float64]]] = {}
     for row, several in measured:
@@ -38,11 +38,11 @@ def group_columns(entries: Sequence[Entry]) -> dict[str, Any]:
 
 
 def sharpness_columns(entries: Sequence[Entry], logits: Sequence[int]) -> dict[str, Any]:
-    """What softmaxes are for, their entropy, and the largest logit and the relative entropy of each head.
+    """Return the role of each softmax, its entropy, and the largest logit and the relative entropy of each head.
 
     Args:
         entries: of all rows of a step.
-        logits: which of them are of logits; no columns where there are none.
+        logits: indices of the rows of logits; if empty, there are no columns.
     """
     if not logits:
         return {}

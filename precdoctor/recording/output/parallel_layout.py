@@ -1,6 +1,6 @@
-"""How a model lies over the ranks: this rank's place in each dimension, and which ranks hold the same of a parameter.
+"""The layout of a model over the ranks: this rank's index in each dimension, and the ranks with the same parameters.
 
-Read from what torch, Megatron and DeepSpeed keep about it. Nothing here communicates, and nothing is imported.
+Read from the objects of torch, Megatron and DeepSpeed. Nothing here communicates, and nothing is imported.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from precdoctor.recording.kernels import apart_from_user_modes
 from precdoctor.recording.model import live_objects, static
 from precdoctor.recording.process import attach
 
-#: What is recorded at most; a model has a handful of each.
+#: Maximum numbers recorded; a model has a handful of each.
 _MAX_DIMENSIONS, _MAX_PLACEMENTS, _MAX_STAGES = 16, 256, 64
-#: A search for meshes and stages walks every live object.
+#: Maximum searches for meshes and stages: each visits every live object.
 _MAX_SEARCHES = 8
-#: Characters of the reason why there is none.
+#: Maximum characters of the error message if reading fails.
 _MAX_WHY = 400
 #: Getters of a dimension's rank and size, without their ``_rank`` and ``_world_size``, by module.
 _GETTERS: Mapping[str, Mapping[str, str]] = {
@@ -34,18 +34,18 @@ _GETTERS: Mapping[str, Mapping[str, str]] = {
         "cp": "get_context_parallel",
         "ep": "get_expert_model_parallel",
     },
-    # Those with a leading underscore may create groups, which is a collective.
+    # Getters with a leading underscore are not used: they may create groups, which is a collective.
     "deepspeed.utils.groups": {"tp": "get_tensor_model_parallel", "dp": "get_data_parallel"},
 }
-#: Placement of a DTensor along a dimension of its mesh, by class.
+#: Placement of a DTensor along a dimension of its mesh, by class name.
 _SHARDED, _REPLICATED = ("Shard", "_StridedShard"), "Replicate"
 #: A communication hook under which replicas differ between two averagings of the weights.
 _LOCAL_STEPS = "post_localSGD"
 
 
-#: Wrappers of libraries: what DeepSpeed makes, and the class that Megatron has under torch's name.
+#: Classes of wrappers: DeepSpeed's engines, and the class that Megatron gives torch's name.
 _ENGINES, _REPLICATING = ("DeepSpeedEngine", "PipelineEngine"), "DistributedDataParallel"
-#: The stage of ZeRO at which weights are sharded.
+#: The stage of ZeRO from which weights are sharded.
 _SHARDED_WEIGHTS = 3
 
 
@@ -55,19 +55,19 @@ class Layout:
     def __init__(self) -> None:
         distributed = sys.modules["torch.distributed"]
         self._rank, self._ranks = int(distributed.get_rank()), int(distributed.get_world_size())
-        #: Size and this rank's place by name, and the ranks of the dimension where they are known.
+        #: By name: size, this rank's index, and the ranks of the dimension, empty if unknown.
         self._dimensions: dict[str, tuple[int, int, tuple[int, ...]]] = {}
         self._placements: list[dict[str, Any]] = []
         self._grids: dict[int, tuple[np.ndarray, tuple[int, ...], tuple[str, ...]] | None] = {}
-        #: Keeps what ``_grids`` knows by its id.
+        #: Keeps the meshes alive, whose ids are keys of ``_grids``.
         self._meshes: list[Any] = []
 
     # --- dimensions --------------------------------------------------------------------------------------------------
 
     def _dimension(self, name: str, ranks: Sequence[int]) -> str:
-        """Note a dimension of these ranks; returns its name: that of known ranks, else a free one."""
+        """Add a dimension with these ranks; return its name: that of one with the same ranks, else an unused one."""
         ranks = tuple(ranks)
-        if self._dimensions.get(name) == (len(ranks), ranks.index(self._rank), ()):  # a library has named it
+        if self._dimensions.get(name) == (len(ranks), ranks.index(self._rank), ()):  # a library has already named it
             self._dimensions[name] = len(ranks), ranks.index(self._rank), ranks
         for known, (_, _, others) in self._dimensions.items():
             if others == ranks and (known == name or len(ranks) > 1):
@@ -80,8 +80,10 @@ class Layout:
         return free
 
     def grid(self, mesh: Any) -> tuple[np.ndarray, tuple[int, ...], tuple[str, ...]] | None:
-        """The ranks of a device mesh, this rank's place in it, the names of its dimensions, which are added where they
-        have none yet; null where it is none.
+        """Return the ranks of a device mesh, this rank's index in it, and the names of its dimensions.
+
+        Adds dimensions that have no name yet. None if ``mesh`` is no device mesh of torch, or does not contain this
+        rank.
         """
         if id(mesh) not in self._grids:
             self._meshes.append(mesh)
@@ -102,18 +104,18 @@ class Layout:
         return ranks, place, tuple(self._dimension(static.text(n), r) for n, r in zip(names, along, strict=True))
 
     def libraries(self) -> None:
-        """Add those that Megatron and DeepSpeed know, where a mesh has not named them."""
+        """Add the dimensions that Megatron and DeepSpeed know, unless a mesh has named them."""
         for library, getters in _GETTERS.items():
             module = sys.modules.get(library)
             for name, getter in getters.items() if module is not None else ():
-                size, rank = _asked(module, f"{getter}_world_size"), _asked(module, f"{getter}_rank")
+                size, rank = _getter_result(module, f"{getter}_world_size"), _getter_result(module, f"{getter}_rank")
                 if size is not None and rank is not None and name not in self._dimensions:
                     self._dimensions[name] = size, rank, ()
 
     # --- placements --------------------------------------------------------------------------------------------------
 
     def of_dtensor(self, parameter: Tensor) -> int | None:
-        """Placement of a DTensor; null where a dimension of its mesh holds parts of sums."""
+        """Return the placement of a DTensor; None if one of its mesh dimensions holds partial sums."""
         spec = static.attribute(parameter, "_spec")
         grid = self.grid(static.attribute(spec, "mesh"))
         kinds = [type(p).__name__ for p in static.elements(static.attribute(spec, "placements"))]
@@ -122,10 +124,10 @@ class Layout:
         ranks, place, names = grid
         same = ranks[tuple(slice(None) if k == _REPLICATED else n for k, n in zip(kinds, place, strict=True))]
         split = [n for n, k in zip(names, kinds, strict=True) if k != _REPLICATED]
-        return self._number("DTensor", same.reshape(-1).tolist(), [n for n in names if n not in split], split)
+        return self._placement("DTensor", same.reshape(-1).tolist(), [n for n in names if n not in split], split)
 
     def of_ddp(self, wrapper: nn.Module) -> int | None:
-        """Placement of what DistributedDataParallel keeps equal."""
+        """Return the placement of the parameters that DistributedDataParallel keeps equal; None if they may differ."""
         hooks = static.elements(static.attribute(wrapper, "_comm_hooks"))
         ranks = _ranks_of(static.attribute(wrapper, "process_group"))
         if self._rank not in ranks:
@@ -133,11 +135,12 @@ class Layout:
         dimension = self._dimension("dp", ranks)
         if any(type(h[0]) is FunctionType and _LOCAL_STEPS in h[0].__name__ for h in hooks):
             return None
-        return self._number("DistributedDataParallel", ranks, [dimension], [])
+        return self._placement("DistributedDataParallel", ranks, [dimension], [])
 
     def of_library(self, wrapper: nn.Module) -> tuple[int | None, int | None]:
-        """Placements of what a DeepSpeed engine, or Megatron's DistributedDataParallel, trains; of Megatron those of a
-        tensor parallel weight come second.
+        """Return the placements of the parameters of a DeepSpeed engine, or of Megatron's DistributedDataParallel.
+
+        The second one is that of Megatron's tensor parallel weights. None if unknown or not applicable.
         """
         kind = type(wrapper).__name__
         group = static.attribute(wrapper, "dp_cp_group" if kind == _REPLICATING else "data_parallel_group")
@@ -146,29 +149,30 @@ class Layout:
             return None, None
         stage = static.attribute(static.attribute(wrapper, "_config"), "zero_optimization_stage")
         if stage is not None and static.number(stage) == _SHARDED_WEIGHTS:
-            alone = self._number(kind, [self._rank], [], [self._dimension("dp", ranks)])
+            alone = self._placement(kind, [self._rank], [], [self._dimension("dp", ranks)])
             return alone, alone
         over = [self._dimension("dp", ranks)]
         split = ["tp"] if self._dimensions.get("tp", (1,))[0] > 1 else []
-        return self._number(kind, ranks, over, []), self._number(kind, ranks, over, split) if split else None
+        return self._placement(kind, ranks, over, []), self._placement(kind, ranks, over, split) if split else None
 
     def of_fsdp1(self, wrapper: nn.Module) -> int | None:
-        """Placement of the parameters that FullyShardedDataParallel manages."""
+        """Return the placement of the parameters that FullyShardedDataParallel manages; None if unknown."""
         strategy = getattr(static.attribute(wrapper, "sharding_strategy"), "name", "")
         inner = _ranks_of(static.attribute(wrapper, "process_group"))
         if self._rank not in inner:
             return None
         if strategy == "NO_SHARD":
-            return self._number("FullyShardedDataParallel", inner, [self._dimension("dp", inner)], [])
+            return self._placement("FullyShardedDataParallel", inner, [self._dimension("dp", inner)], [])
         if "HYBRID" not in strategy:
-            return self._number("FullyShardedDataParallel", [self._rank], [], [self._dimension("shard", inner)])
+            return self._placement("FullyShardedDataParallel", [self._rank], [], [self._dimension("shard", inner)])
         outer = _ranks_of(static.attribute(wrapper, "_inter_node_pg"))
         if self._rank not in outer:
             return None
         replicated, split = self._dimension("replicate", outer), self._dimension("shard", inner)
-        return self._number("FullyShardedDataParallel", outer, [replicated], [split])
+        return self._placement("FullyShardedDataParallel", outer, [replicated], [split])
 
-    def _number(self, by: str, same: Sequence[int], replicated: list[str], sharded: list[str]) -> int | None:
+    def _placement(self, by: str, same: Sequence[int], replicated: list[str], sharded: list[str]) -> int | None:
+        """Return the number of a placement, which is added if it is new; None if there are too many."""
         placement = {
             "by": by, "replicated": replicated, "sharded": sharded, "first": min(same), "replicas": len(same),
         }  # fmt: skip
@@ -179,10 +183,10 @@ class Layout:
         return self._placements.index(placement)
 
     def document(self, stages: Sequence[tuple[int, int]]) -> dict[str, Any]:
-        """What rank.json holds under ``layout``.
+        """Return the content of rank.json under ``layout``.
 
         Args:
-            stages: of a pipeline that this rank runs: index, and how many there are.
+            stages: pipeline stages of this rank: index, and number of stages.
         """
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
         dimensions = [{"name": n, "size": size, "rank": at} for n, (size, at, _) in self._dimensions.items()]
@@ -197,7 +201,7 @@ class Layout:
 
 
 class LayoutReader:
-    """Reads the layout of a process, again each time rank.json is written."""
+    """Reads the layout of a process, anew for each rank.json."""
 
     def __init__(self) -> None:
         self._searches = 0
@@ -206,9 +210,9 @@ class LayoutReader:
         self._last: tuple[dict[str, Any] | None, dict[int, int]] = None, {}
 
     def read(self, models: Sequence[nn.Module]) -> tuple[dict[str, Any] | None, dict[int, int]]:
-        """The layout, null in a process that is alone, and the number of its placement by ``id`` of a parameter.
+        """Return the layout (None without other ranks), and by ``id`` of a parameter the number of its placement.
 
-        When the process group is gone, what was last read stands.
+        After the process group is destroyed, the last result is returned.
 
         Args:
             models: the top-level modules as they are called, wrappers included.
@@ -217,7 +221,7 @@ class LayoutReader:
             return self._last
         try:
             self._last = self._read(models)
-        except Exception as error:  # noqa: BLE001 - a torch that keeps it elsewhere; the rest of rank.json stands
+        except Exception as error:  # noqa: BLE001 - another torch may keep it elsewhere; the rest of rank.json is valid
             attach.let_through(error)
             self._last = {"failed": f"{type(error).__name__}: {error}"[:_MAX_WHY]}, {}
         return self._last
@@ -227,7 +231,7 @@ class LayoutReader:
             self._searches += 1
             self._meshes, self._stages = [weakref.ref(m) for m in _meshes()], _stages()
         layout = Layout()
-        # What parameters lie on goes first: a mesh may be left over from something else.
+        # Meshes of parameters first: another mesh may be a leftover.
         parameters = {id(p): p for model in models for p in static.parameters(model) if type(p).__name__ == "DTensor"}
         sharded = {key: layout.of_dtensor(p) for key, p in parameters.items()}
         for mesh in self._meshes:
@@ -235,18 +239,18 @@ class LayoutReader:
         layout.libraries()
         placements: dict[int, int | None] = {}
         for model in models:
-            placements |= _wrapped(layout, model)
+            placements |= _wrapper_placements(layout, model)
         placements |= sharded
         known = {key: number for key, number in placements.items() if number is not None}
         return layout.document(self._stages), known
 
 
-def _wrapped(layout: Layout, model: nn.Module) -> dict[int, int | None]:
-    """Placement of the parameters that a wrapper looks after, by ``id``."""
+def _wrapper_placements(layout: Layout, model: nn.Module) -> dict[int, int | None]:
+    """Return the placement of the parameters that a wrapper manages, by ``id``."""
     found: dict[int, int | None] = {}
     ddp_class = nn.parallel.DistributedDataParallel
     fsdp_class = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
-    for part in static.modules(model):  # a wrapper comes before the wrappers in it, which know better
+    for part in static.modules(model):  # inner wrappers come later, and override
         kind = type(part)
         if kind is ddp_class and (inner := static.held(part, "_modules").get("module")) is not None:
             number, ignored = layout.of_ddp(part), static.attribute(part, "parameters_to_ignore")
@@ -269,14 +273,14 @@ def _mesh_class() -> Any:
 
 
 def _meshes() -> list[Any]:
-    """Every device mesh of several dimensions; those of one are what parameters lie on, and are met there."""
+    """Return every device mesh of several dimensions, largest first; parameters lead to those of one dimension."""
     kind = _mesh_class()
     found: list[Any] = live_objects.exactly(kind) if isinstance(kind, type) else []
     return sorted((m for m in found if m.ndim > 1 and m.mesh_dim_names), key=lambda m: -m.ndim)
 
 
 def _stages() -> list[tuple[int, int]]:
-    """Index and number of the pipeline stages of this process."""
+    """Return index and total number of the pipeline stages of this process."""
     module = sys.modules.get("torch.distributed.pipelining.stage")
     stages: list[Any] = []
     for name in ("PipelineStage", "_PipelineStage"):
@@ -287,24 +291,25 @@ def _stages() -> list[tuple[int, int]]:
 
 
 def _ranks_of(group: Any) -> list[int]:
-    """Global ranks of a process group of torch's; none of another one."""
+    """Return the global ranks of a process group of torch; empty for any other group, or a destroyed one."""
     distributed = sys.modules["torch.distributed"]
     if not type(group).__module__.startswith("torch."):
         return []
     try:
         return [int(r) for r in distributed.get_process_group_ranks(group)]
-    except (KeyError, ValueError, RuntimeError) as error:  # destroyed
+    except (KeyError, ValueError, RuntimeError) as error:  # the group was destroyed
         attach.let_through(error)
         return []
 
 
-def _asked(module: Any, getter: str) -> int | None:
+def _getter_result(module: Any, getter: str) -> int | None:
+    """Return the result of a library's getter; None if it fails or returns no natural number."""
     function = vars(module).get(getter)
     if type(function) is not FunctionType:
         return None
     try:
         found = function()
-    except Exception as error:  # noqa: BLE001 - its groups are not there
+    except Exception as error:  # noqa: BLE001 - the library's groups do not exist
         attach.let_through(error)
         return None
     return found if type(found) is int and found >= 0 else None

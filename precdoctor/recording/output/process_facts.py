@@ -25,12 +25,12 @@ from precdoctor.recording.slots.deferred import defer, is_capturing, read
 from precdoctor.runlog.caps import shortened
 from precdoctor.runlog.files import SCHEMA_VERSION
 
-#: Products of float8 tensors reported; a model has a few kinds per layer.
+#: Maximum number of products of float8 tensors in the report; a model has a few kinds per layer.
 _MAX_PRODUCTS = 4096
 
 
 class Facts:
-    """Collects facts as they are met and has rank.json rewritten when there are new ones."""
+    """Collects facts of the process and has rank.json rewritten when there are new ones."""
 
     def __init__(self, write: Callable[[Mapping[str, Any]], None], names: Names) -> None:
         self._write = write
@@ -38,11 +38,11 @@ class Facts:
         self._optimizers: dict[str, dict[str, Any]] = {}
         self._scalers: dict[int, dict[str, Any]] = {}
         self._autocast: set[str] = set()
-        #: By its facts, the longest sum of each.
+        #: By the facts of a product: these facts and the longest sum.
         self._fp8_products: dict[str, tuple[dict[str, Any], int]] = {}
         self._layout = LayoutReader()
-        #: Counts what was noted since, and what the last file held.
-        self._noted, self._written = 0, (-1, -1)
+        #: Number of facts noted, and the state at the last write.
+        self._noted, self._last_state = 0, (-1, -1)
 
     def optimizer(self, name: str, optimizer: torch.optim.Optimizer, intended_update: str) -> None:
         """Note an optimizer at its first step; ``intended_update`` is ``exact`` or ``gradient``."""
@@ -73,7 +73,7 @@ class Facts:
             }
 
     def autocast(self, device: str, dtype: str) -> None:
-        """Note that forwards ran under autocast."""
+        """Note that forward passes ran under autocast."""
         if (found := f"{device}:{dtype}") not in self._autocast:
             self._noted += 1
             self._autocast.add(found)
@@ -82,22 +82,22 @@ class Facts:
         """Note a product of float8 tensors.
 
         Args:
-            what: ``root``, ``module``, ``backward``, ``operands`` (names of their ``fp8_operand`` rows, null where they
-                have none), ``dtypes``, ``fast_accum``.
+            what: ``root``, ``module``, ``backward``, ``operands`` (names of their ``fp8_operand`` rows, None for an
+                operand without one), ``dtypes``, ``fast_accum``.
             terms: products per sum, the inner dimension K.
         """
         key = json.dumps(what)
-        known = self._fp8_products.get(key)
-        if known is None and len(self._fp8_products) >= _MAX_PRODUCTS:
+        noted = self._fp8_products.get(key)
+        if noted is None and len(self._fp8_products) >= _MAX_PRODUCTS:
             return
-        if known is None or known[1] < terms:
+        if noted is None or noted[1] < terms:
             self._noted += 1
             self._fp8_products[key] = what, terms
 
     def write_if_changed(self) -> None:
-        """Rewrite rank.json if anything was met since the last time."""
-        if (state := (self._names.version, self._noted)) != self._written:
-            self._written = state
+        """Rewrite rank.json if there are new facts since the last write."""
+        if (state := (self._names.version, self._noted)) != self._last_state:
+            self._last_state = state
             self._write(self._collect())
 
     def _collect(self) -> dict[str, Any]:
@@ -124,17 +124,19 @@ class Facts:
         }
 
 
-def settled(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts, numbers of devices read (drain thread only)."""
-    optimizers = [{**o, "steps_before": _whole(read(o["steps_before"]))} for o in facts.get("optimizers", ())]
+def with_device_numbers(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts with numbers read from devices (drain thread only)."""
+    optimizers = [{**o, "steps_before": _integer(read(o["steps_before"]))} for o in facts.get("optimizers", ())]
     return {**facts, "optimizers": optimizers}
 
 
-def _whole(number: float | None) -> int | None:
+def _integer(number: float | None) -> int | None:
+    """Return a count of steps as an integer; None if it is unknown or not finite."""
     return int(number) if number is not None and math.isfinite(number) else None
 
 
 def _root(root: Root, names: Names, placements: Mapping[int, int]) -> dict[str, Any]:
+    """Return the facts of one top-level module: its modules, parameters and gradient reduction."""
     module, called = root.module(), root.called()
     parameters = []
     tied = _tied(module, names) if module is not None else {}
@@ -142,7 +144,7 @@ def _root(root: Root, names: Names, placements: Mapping[int, int]) -> dict[str, 
         found = names.parameter(parameter)
         if found is None:
             continue
-        lazy: bool = torch.nn.parameter.is_lazy(parameter)  # without a shape until it is first used
+        lazy: bool = torch.nn.parameter.is_lazy(parameter)  # a lazy parameter has no shape until it is first used
         parameters.append(
             {
                 "name": found[1],
@@ -162,7 +164,7 @@ def _root(root: Root, names: Names, placements: Mapping[int, int]) -> dict[str, 
 
 
 def _tied(module: torch.nn.Module, names: Names) -> dict[int, list[str]]:
-    """The other names of parameters that several modules own, by id: ``lm_head.weight`` of ``wte.weight``."""
+    """Return the other names of parameters that several modules own, by id: ``lm_head.weight`` of ``wte.weight``."""
     others: dict[int, list[str]] = {}
     for owner in static.modules(module):
         place = names.find(owner)
@@ -188,15 +190,15 @@ def _device() -> dict[str, Any]:
     return {"type": "cpu", "name": platform.machine(), "capability": torch.backends.cpu.get_cpu_capability()}
 
 
-#: Communication hooks of torch that send another format than the gradient's, by a part of their name.
+#: Torch's communication hooks that send another format than the gradient's, by a part of their name.
 _HOOKS = {"fp16_compress": "float16", "bf16_compress": "bfloat16"}
 
 
 def reduction(outer: nn.Module | None, inner: nn.Module) -> dict[str, Any] | None:
-    """``wrapper``, ``ranks``, ``hook`` and ``dtype`` (null: that of the gradients); null where nothing is reduced.
+    """Return ``wrapper``, ``ranks``, ``hook`` and ``dtype`` (None: that of the gradients); None without a reduction.
 
     Args:
-        outer: the module as it is called, when it is a wrapper.
+        outer: the module that is called, if it is a wrapper.
         inner: the model in it.
     """
     if not attach.is_distributed():
@@ -223,7 +225,7 @@ def _sharded(ranks: int, policy: Any) -> dict[str, Any]:
 
 
 def flags() -> dict[str, Any]:
-    """Every switch this torch has; null where it cannot be read.
+    """Return every numeric switch of this torch; None for one that cannot be read.
 
     Torch has two spellings for TF32 (``allow_tf32`` and ``fp32_precision``) and refuses to read the older one after
     the newer one was set.
@@ -235,6 +237,7 @@ _ABSENT = object()
 
 
 def _read(read: Callable[[], Any]) -> Any:
+    """Return a switch's value in plain types; ``_ABSENT`` if this torch lacks it, None if it cannot be read."""
     try:
         value = read()
     except AttributeError:

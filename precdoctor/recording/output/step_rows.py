@@ -1,4 +1,4 @@
-"""Rows of the steps table, and the events rows that follow from a step's numbers: scaler changes, non-finite steps."""
+"""Rows of the steps table, and events that follow from a step's numbers: scaler changes, non-finite steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from precdoctor.runlog.caps import shortened
 from precdoctor.runlog.writer import MAX_STRING_BYTES
 
 Row = dict[str, Any]
-#: A run that stays broken has enough of them.
+#: Enough for a run that stays broken.
 _MAX_NONFINITE_EVENTS = 100
 _TENSORS_NAMED = 8
 
@@ -25,56 +25,56 @@ _TENSORS_NAMED = 8
 
 
 class LossScales:
-    """The multiplier each backward pass ran with: a GradScaler's, or a hand-written one inferred from its traces."""
+    """The loss scale of each backward pass: a GradScaler's, or a hand-written one inferred from its effects."""
 
     def __init__(self) -> None:
-        #: What the last sampled step gave away; the steps between have no gradients to compare.
+        #: The scale inferred from the last sampled step; the steps between have no gradients to compare.
         self._inferred: float | None = None
 
     def of(self, batch: StepBatch, ratios: Sequence[float]) -> tuple[float | None, bool]:
-        """The scale of one step (null: none), and whether it was inferred.
+        """Return the scale of one step (None if there is none), and whether it was inferred.
 
         Args:
             batch: the step.
-            ratios: per parameter, amax of the accumulated gradient over amax of what the optimizer was given.
+            ratios: per parameter, amax of the accumulated gradient over amax of the gradient given to the optimizer.
         """
         facts = batch.facts
         known = read(facts.loss_scale)
         if known is not None:
             return known, False
         if facts.left_out:  # no optimizer was given gradients to compare with
-            factor = _constant(facts.root_factors)
+            factor = _common_factor(facts.root_factors)
             if factor is not None and (self._inferred is not None or looks_like_a_scale(factor)):
                 self._inferred = factor
         elif facts.sampled and facts.complete:
             found = infer_loss_scale(facts.root_factors, ratios, clipped=facts.clip_norm is not None)
             if found is None and not ratios and self._inferred is not None:
-                found = _constant(facts.root_factors)  # where there is a scale, it may have moved
+                found = _common_factor(facts.root_factors)  # there is a scale, and it may have changed
             self._inferred = found
-        elif self._inferred is not None and (factor := _constant(facts.root_factors)) is not None:
+        elif self._inferred is not None and (factor := _common_factor(facts.root_factors)) is not None:
             return factor, True
         return self._inferred, self._inferred is not None
 
 
 def infer_loss_scale(root_factors: Sequence[float], ratios: Sequence[float], *, clipped: bool) -> float | None:
-    """A hand-written constant loss scale, or null.
+    """Infer a hand-written constant loss scale; None if there is no evidence of one.
 
     Evidence is a constant factor at the root of the backward pass (``loss * 65536``) and gradients divided by it before
-    the step. Clipping divides by one more factor, so the ratio can only be asked to reach it; averaging over ranks
-    changes each ratio. Where it cannot be matched, or there is none (FP32 master copies are other tensors),
-    the factor counts only as a power of two from 16 up: losses are weighted by other numbers.
+    the step. Clipping divides by one more factor, so the ratio then only has to reach the factor; averaging over ranks
+    changes each ratio. If the ratio does not match, or there is none (FP32 master copies are other tensors), the factor
+    counts only if it is a power of two from 16 up, because losses are weighted by other numbers.
 
     Args:
         root_factors: factors seen at the roots of this step's backward passes.
-        ratios: see :meth:`LossScales.of`; empty when no parameter had both gradients.
+        ratios: see :meth:`LossScales.of`; empty if no parameter had both gradients.
         clipped: whether the gradients were clipped in this step.
     """
-    factor = _constant(root_factors)
+    factor = _common_factor(root_factors)
     if not ratios:
         return factor if factor is not None and looks_like_a_scale(factor) else None
     middle = statistics.median(ratios)
     spread = max(abs(r / middle - 1.0) for r in ratios)
-    if factor is not None and factor >= 2:  # a ratio is good to a percent, so not for factors near one
+    if factor is not None and factor >= 2:  # a ratio is accurate to a percent, so not for factors near one
         if not clipped and spread < 0.02 and abs(middle / factor - 1.0) < 0.01:
             return factor
         lowest = factor * (0.99 if clipped else 0.25)
@@ -84,7 +84,8 @@ def infer_loss_scale(root_factors: Sequence[float], ratios: Sequence[float], *, 
     return nearest if exact and looks_like_a_scale(nearest) and not clipped else None
 
 
-def _constant(factors: Sequence[float]) -> float | None:
+def _common_factor(factors: Sequence[float]) -> float | None:
+    """Return the factor if all are equal; None otherwise."""
     return factors[0] if factors and len(set(factors)) == 1 else None
 
 
@@ -92,7 +93,7 @@ def _constant(factors: Sequence[float]) -> float | None:
 
 
 def step_row(batch: StepBatch, tensors: StepTensors, rank: int, scale: float | None) -> Row:
-    """The steps row."""
+    """Return the steps row."""
     facts = batch.facts
     found_inf = read(facts.found_inf)
     losses = [value for value in map(read, facts.losses) if value is not None]
@@ -127,14 +128,17 @@ def step_row(batch: StepBatch, tensors: StepTensors, rank: int, scale: float | N
 
 
 def _sum(losses: list[float], scale: float | None) -> float | None:
-    """Without the loss scale. NaN if one is NaN or infinities cancel, else the infinity that is there; null of none."""
+    """Sum without the loss scale. NaN if one is NaN or infinities cancel, infinite if one is; None without losses."""
     if losses and all(map(math.isfinite, losses)):
         return math.fsum(losses) / (scale or 1.0)
     return sum(losses) if losses else None
 
 
 def _grad_norm(batch: StepBatch, tensors: StepTensors, scale: float | None) -> float | None:
-    """From the rows of the optimizer's own parameters; null when some are missing."""
+    """Gradient norm without the loss scale; NaN if a gradient is non-finite, None if unknown.
+
+    Computed from the rows of the optimizer's own parameters; on unsampled steps, measured by the sentinel.
+    """
     own = batch.facts.gradients_of
     if own is None:
         norm, amax = read(batch.facts.grad_norm), read(batch.facts.grad_amax)
@@ -153,18 +157,19 @@ def _lost_updates(tensors: StepTensors) -> float | None:
 
 
 def _bad_sentinel(batch: StepBatch) -> int:
-    """1 if an unsampled step's gradients are not finite: which of them is not known."""
+    """Return 1 if an unsampled step's gradients are non-finite, because it is unknown which of them are; else 0."""
     amax = read(batch.facts.grad_amax)
     return int(amax is not None and not math.isfinite(amax))
 
 
 def _non_finite(tensors: StepTensors, losses: list[float]) -> int:
+    """Count the tensors of trigger kinds with a NaN or an Inf, and non-finite losses that have no row."""
     unmeasured = 0 if tensors.of_kinds("loss").any() else sum(not math.isfinite(x) for x in losses)
     return unmeasured + len(tensors.bad_triggers())
 
 
 class EventLog:
-    """Makes events rows of one rank."""
+    """Creates the events rows of one rank."""
 
     def __init__(self, rank: int, *, redact: bool) -> None:
         self._rank = rank
@@ -181,7 +186,7 @@ class EventLog:
             row = {"time_ns": time.time_ns(), "id": f"{self._rank}-{self._count}", **event, "rank": self._rank}
             row["data"] = json.dumps(plain(event.get("data", {})), default=str)
             if len(row["data"]) > MAX_STRING_BYTES:
-                row["data"] = json.dumps({"cut": len(row["data"])})  # ASCII; a part of it would be no JSON
+                row["data"] = json.dumps({"cut": len(row["data"])})  # ASCII; cutting it would leave invalid JSON
             if self._redact:
                 row["code"] = None
             out.append({k: shortened(v) if k != "data" and type(v) is str else v for k, v in row.items()})
@@ -191,7 +196,7 @@ class EventLog:
     def of_step(
         self, batch: StepBatch, bad: Sequence[tuple[str, str, str, str]], step: Row, inferred_scale: float | None
     ) -> list[Row]:
-        """Events that a finished step's numbers imply.
+        """Return the events that follow from a finished step's numbers.
 
         Args:
             batch: the step.
@@ -225,7 +230,7 @@ def _nonfinite_event(batch: StepBatch, bad: Sequence[tuple[str, str, str, str]],
     kinds = {kind for _, _, kind, _ in bad}
     if step["loss"] is not None and not math.isfinite(step["loss"]):
         kinds.add("loss")
-    # Between sampled steps there are no rows: what is not the loss is the gradients' sentinel.
+    # An unsampled step has no rows: unless the loss is non-finite, it was the check of the gradients that failed.
     data = {"kinds": sorted(kinds) or ["weight_grad"], "tensors": named, "count": len(bad)}
     file, line = batch.facts.backward_file, batch.facts.backward_line
     return {**_event("nonfinite", batch.facts.step, data), "file": file, "line": line}

@@ -1,7 +1,7 @@
-"""The tensors rows of one step as columns, straight from the slots; made on the drain thread, which shares the GIL.
+"""The tensors rows of one step as columns, straight from the slots; built on the drain thread, which shares the GIL.
 
-What is constant for a slot (its names) is looked up once; everything else is sliced out of the snapshot for all rows
-together. A row costs a few microseconds this way, ten times less than as a Python object.
+The constant facts of a slot (its names) are looked up once; everything else is sliced out of the snapshot for all rows
+together. A row costs a few microseconds this way, a tenth of its cost as a Python object.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from precdoctor.recording.slots.slot_table import Entry
 from precdoctor.recording.slots.step_batch import StepBatch
 from precdoctor.runlog import arrays
 
-#: Gradients of these kinds still carry the loss scale.
+#: Kinds of gradients that still carry the loss scale.
 _SCALED_KINDS: Final = ("grad_output", "weight_grad", "loss")
-#: A non-finite tensor of these kinds is an incident; activations alone are evidence (masks are legal).
+#: A non-finite tensor of these kinds is an incident; non-finite activations alone are only evidence (masks are legal).
 TRIGGER_KINDS: Final = ("loss", "weight_grad", "weight", "update")
 
 _TEXTS: Final = ("root", "module", "module_class", "kind", "name", "phase", "dtype")
@@ -49,7 +49,7 @@ _COUNTS: Final = {
 
 
 class Sites:
-    """The texts of every slot met so far, as numbers; one of these per log."""
+    """The texts of every slot so far, numbered; one instance per log."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
@@ -59,17 +59,17 @@ class Sites:
         self._calls = np.empty(0, np.int32)
 
     def codes(self, entries: Sequence[Entry], slots: Ints) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Per entry the numbers of its texts (rows x ``_TEXTS``), and the call."""
+        """Return per entry the numbers of its texts, shape ``(rows, len(_TEXTS))``, and its call."""
         size = int(slots.max(initial=-1)) + 1
         if size > len(self._calls):
             more = 2 * size - len(self._calls)
             self._codes = np.concatenate([self._codes, np.full((more, len(_TEXTS)), -1, np.int32)])
             self._calls = np.concatenate([self._calls, np.zeros(more, np.int32)])
         for index in np.flatnonzero(self._codes[slots, 0] < 0).tolist():
-            self._meet(entries[index])
+            self._add(entries[index])
         return self._codes[slots], self._calls[slots]
 
-    def _meet(self, entry: Entry) -> None:
+    def _add(self, entry: Entry) -> None:
         site = entry.site
         place = site.place
         texts = (place.root, place.module, place.module_class, site.kind, site.name, site.phase, site.dtype)
@@ -84,28 +84,28 @@ class Sites:
         return number
 
     def number(self, text: str) -> int:
-        """The number of a text; -1 when no slot has it."""
+        """Return the number of a text; -1 if no slot has it."""
         return self._numbers.get(text, -1)
 
     def text(self, number: int) -> str:
-        """The inverse of :meth:`number`."""
+        """Return the text with this number."""
         return self._texts[number]
 
     def column(self, codes: npt.NDArray[np.int32]) -> Any:
-        """An Arrow string array of the texts with these numbers."""
+        """Return an Arrow string array of the texts with these numbers."""
         return arrays.chosen(self._encoded, codes)
 
 
-class _Trimmed(NamedTuple):
+class _TrimmedHistograms(NamedTuple):
     """Histograms without their empty ends."""
 
     lowest: npt.NDArray[np.int32]  # bin of the first count
-    used: Bools  # whether the row has any
+    used: Bools  # whether the row has any count
     lengths: Ints
-    counts: Ints  # those of all rows, one after the other
+    counts: Ints  # the counts of all rows, one after the other
 
     def column(self, valid: Bools | None = None) -> Any:
-        """As an Arrow list array."""
+        """Return an Arrow list array."""
         return arrays.lists(self.lengths, arrays.numbers(self.counts), valid)
 
 
@@ -116,9 +116,9 @@ class StepTensors:
         self._sites = sites
         self._step, self._rank = batch.facts.step, rank
         self.rows = 0
-        if not batch.entries:  # most steps: nothing below is asked for
+        if not batch.entries:  # most steps: nothing below is needed
             return
-        skipped = bool(read(batch.facts.found_inf))  # by a fused optimizer, which decides that on the device
+        skipped = bool(read(batch.facts.found_inf))  # a fused optimizer decides on the device whether to skip
         entries = [
             e for e in batch.entries if e.device in batch.snapshots and not (skipped and e.site.kind == "update")
         ]
@@ -130,30 +130,30 @@ class StepTensors:
         self._slots = slots = np.fromiter((e.slot for e in entries), np.int64, self.rows)
         self._codes, self._calls = sites.codes(entries, slots)
         self._kinds = np.ascontiguousarray(self._codes[:, _KIND])
-        self._bad: Bools = (self._head[:, [at.NAN, at.POS_INF, at.NEG_INF]] != 0).any(axis=1)
+        self._non_finite: Bools = (self._head[:, [at.NAN, at.POS_INF, at.NEG_INF]] != 0).any(axis=1)
         self._micro_starts = batch.facts.micro_starts
         self._cast_rows = [row for row, entry in enumerate(entries) if entry.operand is not None]
         self._logit_rows = [row for row, entry in enumerate(entries) if entry.sharpness is not None]
 
-    # --- what the steps row and the events are made from --------------------------------------------------------------
+    # --- values for the steps row and the events ---------------------------------------------------------------------
 
     def of_kinds(self, *kinds: str) -> Bools:
-        """Which rows are of one of these kinds."""
+        """Return a mask of the rows of these kinds."""
         found: Bools = np.zeros(self.rows, np.bool_)
         for kind in kinds if self.rows else ():
             found |= self._kinds == self._sites.number(kind)
         return found
 
     def bad_triggers(self) -> list[tuple[str, str, str, str]]:
-        """Root, module, kind and name of the tensors whose NaN or Inf is an incident."""
+        """Return root, module, kind and name of the tensors whose NaN or Inf is an incident."""
         if not self.rows:
             return []
-        chosen = np.flatnonzero(self._bad & self.of_kinds(*TRIGGER_KINDS))
+        chosen = np.flatnonzero(self._non_finite & self.of_kinds(*TRIGGER_KINDS))
         text = self._sites.text
         return [tuple(text(n) for n in self._codes[row, _KEY]) for row in chosen]  # type: ignore[misc]
 
     def unscale_ratios(self) -> list[float]:
-        """Per parameter: amax of the accumulated gradient over amax of what the optimizer was given."""
+        """Per parameter: amax of the accumulated gradient over amax of the gradient given to the optimizer."""
         if not self.of_kinds("weight_grad_step").any():
             return []
         before, after = self._amax_by_owner("weight_grad"), self._amax_by_owner("weight_grad_step")
@@ -172,20 +172,20 @@ class StepTensors:
         owners = {(number(root), number(module), number(name)) for root, module, name in own}
         chosen = self.of_kinds("weight_grad")
         chosen[chosen] = [tuple(owner) in owners for owner in self._codes[chosen][:, _OWNER].tolist()]
-        return self._floats[chosen, at.SUM_SQ].tolist(), not self._bad[chosen].any()
+        return self._floats[chosen, at.SUM_SQ].tolist(), not self._non_finite[chosen].any()
 
     def lost_updates(self) -> tuple[int, int]:
-        """Elements of updates that did not change the weight, and those that were meant to."""
+        """Number of elements whose intended update did not change the weight, and of all with an intended update."""
         if not self.rows:
             return 0, 0
         updates = self._head[self.of_kinds("update")]
         lost = int(updates[:, at.UNCHANGED].sum())
         return lost, int(updates[:, at.NUMEL].sum()) - int(updates[:, at.HIST].sum()) + lost
 
-    # --- what the watcher of evidence reads ---------------------------------------------------------------------------
+    # --- values for the watcher of evidence --------------------------------------------------------------------------
 
     def readings(self) -> Readings:
-        """Range and zeros of every row that is no evaluation's."""
+        """Return range and zeros of every row of a training pass."""
         numel, text = self._head[:, at.NUMEL], self._sites.text
         kinds, dtypes = (
             np.array([text(n) for n in self._codes[:, _TEXTS.index(name)].tolist()], np.str_)
@@ -198,14 +198,14 @@ class StepTensors:
         return Readings(*(column[train] for column in rows))
 
     def label(self, slot: int) -> str:
-        """``root/module:kind:name`` of the tensor of a slot of this step."""
+        """Return ``root/module:kind:name`` of the tensor of a slot of this step."""
         root, module, kind, name = (self._sites.text(n) for n in self._codes[self._slots == slot][0, _KEY])
         return f"{root}/{module}:{kind}:{name}"
 
     # --- the columns --------------------------------------------------------------------------------------------------
 
     def columns(self, scale: float | None) -> dict[str, Any]:
-        """The columns of ``runlog.schema.TENSORS``, less those that are null throughout.
+        """Return the columns of ``runlog.schema.TENSORS``, without those that are null throughout.
 
         Args:
             scale: the loss scale, for the rows that carry it.
@@ -228,7 +228,7 @@ class StepTensors:
         return columns | group_columns(self._entries)
 
     def _scales(self, loss_scale: float | None) -> dict[str, Any]:
-        """The loss scale of gradients, the quantiser's of tensors that were cast."""
+        """Return the column ``scale``: the loss scale of gradients, the quantiser's scale of tensors that were cast."""
         scales = np.full(self.rows, math.nan if loss_scale is None else loss_scale)
         known: Bools = np.zeros(self.rows, np.bool_)
         if loss_scale is not None:
@@ -240,7 +240,7 @@ class StepTensors:
         return {"scale": arrays.numbers(scales, known)} if known.any() else {}
 
     def _casts(self) -> dict[str, Any]:
-        """Which format a tensor was cast to or is stored in, and what a cast clipped and flushed."""
+        """Return the format that each tensor was cast to or is stored in, and the elements that casts clip or flush."""
         names: list[str | None] = [e.format for e in self._entries]
         if not self._cast_rows:
             return {"format": arrays.strings(names)} if any(names) else {}
@@ -259,7 +259,7 @@ class StepTensors:
         }
 
     def _unique_calls(self) -> npt.NDArray[np.int32]:
-        """A call without gradients comes after those with, one in another dtype after the first."""
+        """Renumber calls that share a key: those without gradients after those with, another dtype after the first."""
         keys = np.column_stack([self._codes[:, _KEY], self._calls])
         calls = self._calls
         if len({row.tobytes() for row in keys}) < len(keys):
@@ -272,7 +272,7 @@ class StepTensors:
         return calls
 
     def _fingerprints(self) -> Any:
-        """Null where none was taken, which leaves 0."""
+        """Return the fingerprints; null for a row without one, which has 0."""
         taken = self._head[:, at.FINGERPRINT].astype(np.uint64)
         return taken if taken.all() else arrays.numbers(taken, taken != 0)
 
@@ -282,7 +282,7 @@ class StepTensors:
         if not known.any():
             return {}
         micro_steps = np.zeros(self.rows, np.int32)
-        for row in np.flatnonzero(known):  # the micro-step in which the launch with this order number was made
+        for row in np.flatnonzero(known):  # find the micro-step of the launch with this order number
             starts = [marks.get(self._entries[row].device, 0) for marks in self._micro_starts]
             micro_steps[row] = np.searchsorted(starts, orders[row])
         return {
@@ -326,17 +326,17 @@ class StepTensors:
                 columns[f"block{size}_amax_hist"] = amax.column(below.used)
         return columns
 
-    # --- reading ------------------------------------------------------------------------------------------------------
+    # --- access to the snapshots -------------------------------------------------------------------------------------
 
-    def _histogram(self, first: int, bins: int, first_bin: int, **more: Any) -> _Trimmed:
-        """The counts in ``bins`` columns of every row; most of them are zero in all rows, and those are not copied."""
+    def _histogram(self, first: int, bins: int, first_bin: int, **more: Any) -> _TrimmedHistograms:
+        """Return ``bins`` columns of every row as histograms; leading and trailing columns of zeros are not copied."""
         used = np.flatnonzero(np.max([s.largest(first, first + bins) for s, _, _ in self._slices], axis=0, initial=0))
         start, stop = (int(used[0]), int(used[-1]) + 1) if used.size else (0, 1)
         start = 0 if more.get("keep_front") else start
         return _trim(self._ints(first + start, first + stop), first_bin + start, **more)
 
     def _ints(self, first: int, stop: int) -> Ints:
-        """Columns ``first .. stop - 1`` of the integer rows."""
+        """Return columns ``first .. stop - 1`` of the integer rows."""
         ints: Ints = self._read(lambda snapshot, slots: snapshot.ints(slots, first, stop), stop - first, np.int64)
         return ints
 
@@ -350,7 +350,7 @@ class StepTensors:
 
 
 def _launched(entries: Iterable[Entry], batch: StepBatch) -> tuple[list[Entry], list[tuple[Snapshot, Ints, Ints]]]:
-    """The entries whose slot was written to, and per device the slots of those and their positions among them."""
+    """Return the entries whose slot was written to, and per device their slots and their positions in that list."""
     by_device: dict[Any, list[Entry]] = {}
     for entry in entries:
         by_device.setdefault(entry.device, []).append(entry)
@@ -370,14 +370,14 @@ def _launched(entries: Iterable[Entry], batch: StepBatch) -> tuple[list[Entry], 
     return kept, slices
 
 
-def _trim(counts: Ints, first_bin: int, *, among: Bools | None = None, keep_front: bool = False) -> _Trimmed:
+def _trim(counts: Ints, first_bin: int, *, among: Bools | None = None, keep_front: bool = False) -> _TrimmedHistograms:
     """Cut the empty ends off every row.
 
     Args:
         counts: rows x bins.
         first_bin: number of the first column's bin.
-        among: rows left out of it are empty, whatever they hold.
-        keep_front: cut behind the last count only.
+        among: mask; other rows become empty.
+        keep_front: cut after the last count only.
     """
     full = counts != 0
     if among is not None:
@@ -388,4 +388,4 @@ def _trim(counts: Ints, first_bin: int, *, among: Bools | None = None, keep_fron
     bins = np.arange(full.shape[1])
     inside = (bins >= first[:, None]) & (bins <= last[:, None]) & used[:, None]
     lowest = (first + first_bin).astype(np.int32)
-    return _Trimmed(lowest, used, np.where(used, last - first + 1, 0), counts[inside])
+    return _TrimmedHistograms(lowest, used, np.where(used, last - first + 1, 0), counts[inside])

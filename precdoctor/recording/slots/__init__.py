@@ -1,1 +1,1 @@
-"""What a step has measured so far: slots, their entries, and the step as the other rooms see it."""
+"""The measurements of the current step: slots, their entries, and the batch that a step hands to the drain."""

@@ -1,8 +1,8 @@
-"""Tensors that are measured together: kept while a hook walks over them, launched when it has seen them all.
+"""Tensors that are measured together: collected while a hook iterates over them, launched after the last one.
 
-On CUDA a launch costs more than a small tensor does, so all weights go into one, all gradients an optimizer is given,
-all updates, all optimizer state; on the CPU nothing is kept, and each is measured at once. Within a kind the order of
-execution that rows carry is that of the launch: by dtype and shape first, then as they came.
+On CUDA a launch costs more than measuring a small tensor, so all weights share one launch, likewise all gradients given
+to an optimizer, all updates, all optimizer state. On the CPU each tensor is measured at once. Within a kind the order
+of execution in the rows is that of the launch: by dtype and shape first, then by arrival.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from precdoctor.recording import kernels
 from precdoctor.recording.model import tensor_leaves
 from precdoctor.recording.process import attach
 
-#: Of tensors that nobody else may keep any more, so many bytes wait for a launch at most.
+#: Maximum bytes waiting for a launch of tensors that would otherwise be freed.
 HELD: int = 64 << 20
 
 
 @dataclass(frozen=True)
 class Update:
-    """Measures a weight after a step against what it was before and what was meant to be added."""
+    """Measures a weight after a step against its old value and the intended update."""
 
     before: Tensor
     intended: Tensor | kernels.Adam
@@ -37,10 +37,10 @@ class Update:
 
 
 class BatchedLaunch(AbstractContextManager["BatchedLaunch"]):
-    """Tensors of one kind; a context that launches what it holds when it is left.
+    """A context that collects tensors of one kind and launches them together at its end.
 
     Args:
-        limit: bytes to hold at most, for tensors that might otherwise have been freed; null for those that are there
+        limit: maximum bytes to hold, for tensors that might otherwise be freed; None for tensors that stay alive
             anyway.
     """
 
@@ -49,20 +49,20 @@ class BatchedLaunch(AbstractContextManager["BatchedLaunch"]):
         self._tables = kernels.Tables()
         self._jobs: dict[int, kernels.Job] = {}
         self._held = 0
-        #: Gradients arrive on a thread per device.
+        #: Gradients arrive on one thread per device.
         self._lock = threading.Lock()
 
     def __exit__(self, *_error: object) -> None:
         self.flush()
 
     def takes(self, x: Tensor, slot: int, launch: Callable[[Tensor, int], None], *, restart: bool) -> bool:
-        """Keep a tensor for the next launch; false where it is to be measured at once, by itself.
+        """Collect a tensor for the next launch. Return False if the caller must measure it by itself, at once.
 
         Args:
-            x: stays as it is until then, which is up to the caller.
+            x: must not change until the launch; the caller ensures it.
             slot: of its statistics.
-            launch: ``kernels.stat`` or an :class:`Update`; others are not known here.
-            restart: the slot forgets what the step has put there before.
+            launch: ``kernels.stat`` or an :class:`Update`; others are refused.
+            restart: the slot first discards what this step has put into it.
         """
         update = launch if isinstance(launch, Update) else None
         if update is None and launch is not kernels.stat:
@@ -70,10 +70,10 @@ class BatchedLaunch(AbstractContextManager["BatchedLaunch"]):
         before, intended = (None, None) if update is None else (update.before, update.intended)
         if isinstance(intended, kernels.Adam):
             return False
-        if slot in self._jobs:  # a slot is in a launch once: its programs run in any order
+        if slot in self._jobs:  # one launch must not contain a slot twice: its programs run in any order
             self.flush()
         if intended is not None and x.is_cuda and intended.element_size() < torch.float32.itemsize:
-            intended = intended.float()  # what the kernel for many updates reads
+            intended = intended.float()  # the kernel for many updates reads FP32
         if not kernels.gathers(x, before, intended):
             return False
         with self._lock:
@@ -86,7 +86,7 @@ class BatchedLaunch(AbstractContextManager["BatchedLaunch"]):
         return True
 
     def flush(self) -> None:
-        """Launch what has been kept."""
+        """Launch the collected tensors."""
         with self._lock:
             jobs, self._jobs, self._held = self._jobs, {}, 0
         if jobs:
@@ -95,40 +95,40 @@ class BatchedLaunch(AbstractContextManager["BatchedLaunch"]):
 
 
 class Gradients:
-    """Weight gradients as they are accumulated, which may wait for the end of the backward pass.
+    """Weight gradients, measured together at the end of the backward pass if they stay unchanged until then.
 
-    But only if nobody writes to them until then, or frees them, as optimizers inside the backward pass do. The first
-    pass shows that, and nothing waits in it; nor in any with other ranks, whose reductions write to them unseen.
+    Optimizers inside the backward pass write to them or free them earlier. The first pass, in which nothing waits,
+    shows whether this happens. With other ranks nothing ever waits, because their reductions write to gradients unseen.
     """
 
     def __init__(self) -> None:
         self._together = BatchedLaunch(HELD)
-        #: Whether they may wait; null while that is not known.
-        self._quiet: bool | None = None
-        #: Those that have come since the last end.
+        #: Whether gradients may wait; None while unknown.
+        self._may_wait: bool | None = None
+        #: Weak reference and version of the gradients since the last end, by ``id``.
         self.seen: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 
     def waiting_room(self, gradient: Tensor) -> BatchedLaunch | None:
-        """Where a gradient that has just been accumulated may wait to be measured; null where it may not."""
+        """Return the collector in which a newly accumulated gradient may wait; None if it must be measured at once."""
         if (
-            self._quiet is False
+            self._may_wait is False
             or gradient.layout is not torch.strided
             or not kernels.gathers(gradient)
             or attach.has_other_ranks()
         ):
             return None
         known = self.seen.get(id(gradient))
-        if known is not None and known[0]() is not gradient:  # that one is gone already
-            self._quiet = False
+        if known is not None and known[0]() is not gradient:  # that gradient has been freed already
+            self._may_wait = False
             return None
         self.seen[id(gradient)] = (weakref.ref(gradient), tensor_leaves.version(gradient))
-        return self._together if self._quiet else None
+        return self._together if self._may_wait else None
 
     def end(self) -> None:
-        """The backward pass has ended."""
+        """Handle the end of a backward pass: launch, and check whether the gradients were left alone."""
         seen, self.seen = self.seen, {}
         self._together.flush()
-        if seen and self._quiet is not False:
-            self._quiet = all(
+        if seen and self._may_wait is not False:
+            self._may_wait = all(
                 (x := ref()) is not None and tensor_leaves.version(x) == was for ref, was in seen.values()
             )

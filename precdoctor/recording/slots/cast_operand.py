@@ -1,4 +1,4 @@
-"""The facts of a cast to float8 beside the tensor's statistics, and the count of the elements that clip."""
+"""The facts of a cast to float8 that go with the tensor's statistics, and the count of the elements that it clips."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Operand:
 
     Attributes:
         fmt: the format cast to.
-        factors: their product is the quantiser's scale; None when that is not known, or not one number.
-        whole: nothing unseen can have clipped the tensor before it was measured.
-        by_parts: it was scaled by row or block.
+        factors: their product is the quantiser's scale; None if it is unknown or not a single number.
+        whole: whether the tensor was measured before anything could have clipped it.
+        by_parts: whether it was scaled by row or block.
     """
 
     fmt: Format
@@ -46,7 +46,7 @@ class Operand:
     by_parts: bool = False
 
     def scale(self) -> float | None:
-        """The multiplier in force; waits for the device if it has to (drain thread only)."""
+        """Return the product of the factors, None if unknown; waits for the device if necessary (drain thread only)."""
         if self.factors is None:
             return None
         product = 1.0
@@ -58,7 +58,7 @@ class Operand:
         return product
 
     def hides_clipping(self, amax: float) -> bool:
-        """Whether elements may have been clipped unseen: some stand exactly at the maximum."""
+        """Whether elements may have been clipped before the measurement: some are exactly at the maximum."""
         return not self.whole and amax == self.fmt.max
 
 
@@ -67,7 +67,7 @@ def _inverse(value: float) -> float:
 
 
 def flush_bins(fmt: Format) -> int:
-    """How many bins of the exponent histogram, from the lowest on, hold what rounds to zero in the format.
+    """Number of bins of the exponent histogram, from the lowest up, whose elements round to zero in the format.
 
     Exact: the limit is a power of two, half of the smallest subnormal, and bins include their upper end.
     """
@@ -76,9 +76,10 @@ def flush_bins(fmt: Format) -> int:
 
 @functools.cache
 def launcher(fmt: Format) -> Callable[[Tensor, int], None]:
-    """What measures a tensor about to be cast to ``fmt``: its statistics, and how many finite elements clip."""
+    """Return the function that measures a tensor before its cast to ``fmt``, with the count of elements that clip."""
 
     def stat(x: Tensor, slot: int) -> None:
+        """Measure ``x`` and count its finite elements that clip."""
         kernels.stat(x, slot)
         x = kernels.measurable(x)
         home = kernels.bank(x.device)
@@ -96,5 +97,5 @@ def launcher(fmt: Format) -> Callable[[Tensor, int], None]:
 
 
 def clips(magnitude: float, fmt: Format) -> bool:
-    """Whether a magnitude is above all that rounds to the format's maximum (OFP8, round to nearest)."""
+    """Whether a magnitude rounds beyond the format's maximum (OFP8, round to nearest)."""
     return magnitude >= fmt.overflow_limit if fmt.tie_overflows else magnitude > fmt.overflow_limit

@@ -1,4 +1,4 @@
-"""Numbers of a device that are read later, and not by a wait of the training's: the guard's one apart."""
+"""Numbers on a device that are read later, so that training does not wait for them (except in the guard)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import torch
 from precdoctor.recording.kernels.outside_user_modes import apart_from_user_modes, modes_open
 from precdoctor.recording.model import static, tensor_leaves
 
-#: A number that is known now, or once the device has got there.
+#: A number that is known now, or a function that returns it and may wait for the device.
 Deferred = float | Callable[[], float] | None
 
 
 def read(value: Deferred) -> float | None:
-    """The number; waits for the device if it has to (drain thread only)."""
+    """Return the number; waits for the device if necessary (drain thread only)."""
     return value() if callable(value) else value
 
 
 class _Waits(threading.local):
-    """How long this thread has waited for devices, in ns."""
+    """Time that this thread has waited for devices, in ns."""
 
     ns = 0
 
@@ -31,22 +31,23 @@ waits: Final = _Waits()
 
 
 def is_capturing() -> bool:
-    """Whether a CUDA graph is being captured, in which nothing may be read."""
-    if not CUDA.get("_initialized", True):  # most often where there is no GPU; asked for several times a step
+    """Whether a CUDA graph is being captured; then nothing on the device may be read."""
+    if not CUDA.get("_initialized", True):  # most often there is no GPU, and this is called several times a step
         return False
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-#: Where torch notes whether it has begun to use a GPU: read so several times a step, without a call.
+#: Namespace of ``torch.cuda``, in which torch notes whether it uses a GPU; read without a call several times a step.
 CUDA: Final = vars(torch.cuda)
 
 
 def defer(value: Any, *, by_drain: bool = False) -> Deferred:
-    """A tensor's scalar, or a number, to be read later without a synchronisation now; null for anything else.
+    """Return a tensor's scalar, or a number, to be read later without a synchronisation now; None for anything else.
 
     Args:
         value: a tensor of one element, on any device; or a number.
-        by_drain: nobody else waits for it: the drain gives the processor away meanwhile, which training can use.
+        by_drain: only the drain waits for it: its thread then sleeps instead of spinning, which leaves the CPU to
+            training.
     """
     if not issubclass(type(value), torch.Tensor):
         return value if type(value) is float else static.number(value)
@@ -59,15 +60,11 @@ def defer(value: Any, *, by_drain: bool = False) -> Deferred:
 
 
 def _deferred(value: torch.Tensor, *, by_drain: bool) -> Deferred:
+    """:func:`defer` of a plain tensor, inside ``apart_from_user_modes``."""
     if value.is_cpu:
         return float(value.detach())
-    host = torch.empty((), dtype=value.dtype, device="cpu", pin_memory=value.is_cuda)
-    host.copy_(value.detach().reshape(()), non_blocking=True)
-    if not value.is_cuda:
-        return lambda: float(host)
-    event = torch.cuda.Event(blocking=by_drain)
-    event.record(torch.cuda.current_stream(value.device))
-    return arrival(event, host)
+    numbers = deferred(value.detach().reshape(1), by_drain=by_drain)
+    return lambda: float(numbers()[0])
 
 
 class _Event(Protocol):
@@ -76,7 +73,7 @@ class _Event(Protocol):
 
 
 def arrival(event: _Event, host: torch.Tensor) -> Callable[[], float]:
-    """Read a scalar of the host's once its copy has arrived; the wait is not the recorder's work, and counted apart."""
+    """Return a function that reads a scalar on the host once its copy has arrived, and adds its wait to ``waits``."""
 
     def arrived() -> float:
         if not event.query():
@@ -91,7 +88,7 @@ def arrival(event: _Event, host: torch.Tensor) -> Callable[[], float]:
 
 
 def deferred(x: torch.Tensor, *, by_drain: bool = True) -> Callable[[], list[float]]:
-    """The numbers of a vector, without waiting for its device now; ``by_drain`` as in :func:`defer`."""
+    """Return a function that reads the numbers of a vector later; ``by_drain`` as in :func:`defer`."""
     if x.is_cpu:
         values: list[float] = x.tolist()
         return lambda: values

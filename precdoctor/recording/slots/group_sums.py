@@ -1,6 +1,6 @@
-"""Elements by how far they lie below the amax of their token, channel, head or 128 features: rows of inference runs.
+"""Histograms of elements by their ratio to the amax of their token, channel, head or 128 features, for inference runs.
 
-What the numbers mean, and what is predicted from them: :mod:`precdoctor.numerics.group_prediction`.
+For their meaning, and what is predicted from them, see :mod:`precdoctor.numerics.group_prediction`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from precdoctor.recording import kernels
 from precdoctor.recording.slots.deferred import deferred, is_capturing
 
 _CACHED: Final = {"token": (3,), "channel": (0, 2), "head": (0, 2, 3), "group128": (3,)}
-#: Which groupings tensors of a kind have; the dimensions that share a scale, of sequences x heads x tokens x features.
+#: Groupings of each kind of tensor; the dimensions that share a scale, out of sequences x heads x tokens x features.
 _SHARED: Final[dict[str, dict[str, tuple[int, ...]]]] = {
     "weight": {"channel": (3,), "group128": (3,)},  # a token of a weight is one of its output channels
     "input": {"token": (3,), "channel": (0, 1, 2), "group128": (3,)},
@@ -25,19 +25,19 @@ _SHARED: Final[dict[str, dict[str, tuple[int, ...]]]] = {
     "kv_value": _CACHED,
 }
 _ROW: Final = 128
-#: Elements looked at together: what is made of them on the way takes 40 times their bytes.
+#: Elements processed together: the temporaries take 40 times their bytes.
 _CHUNK: Final = 1 << 18
 
 
 class GroupSums(NamedTuple):
-    """Of one tensor; ``numbers`` gives, per grouping, the counts and then the energies, each ``LIMIT`` long."""
+    """The sums of one tensor; ``numbers`` returns, per grouping, counts and then energies, each ``LIMIT`` long."""
 
     groupings: tuple[str, ...]
     numbers: Callable[[], list[float]]
 
 
 def measured_groups(kind: str, x: Tensor) -> list[GroupSums]:
-    """:func:`group_sums` of a tensor of the user's; empty also where there is no room, or a graph is captured."""
+    """:func:`group_sums` of a tensor of the user's; empty also if memory runs out or a CUDA graph is captured."""
     if is_capturing():
         return []
     with kernels.apart_from_user_modes():
@@ -49,7 +49,7 @@ def measured_groups(kind: str, x: Tensor) -> list[GroupSums]:
 
 
 def group_sums(kind: str, x: Tensor) -> GroupSums | None:
-    """Measure a tensor; None where its kind or its shape has no groups.
+    """Measure a tensor; None if its kind or shape has no groups.
 
     Args:
         kind: of its row.
@@ -82,6 +82,7 @@ def group_sums(kind: str, x: Tensor) -> GroupSums | None:
 
 
 def _as_four(kind: str, x: Tensor) -> Tensor | None:
+    """View a tensor as sequences x heads x tokens x features; None if its shape does not fit its kind."""
     if kind in ("kv_key", "kv_value"):
         return x if x.dim() == 4 else None
     if x.dim() < 2:
@@ -93,6 +94,7 @@ def _as_four(kind: str, x: Tensor) -> Tensor | None:
 
 
 def _finite(x: Tensor) -> Tensor:
+    """Return magnitudes in FP32 or FP64, with 0 for NaN and Inf."""
     x = x.abs()
     return torch.nan_to_num(x if x.dtype is torch.float64 else x.float(), nan=0.0, posinf=0.0)
 
@@ -106,14 +108,14 @@ def _largest(found: Sequence[Tensor]) -> Tensor:
 
 
 def _in_rows(magnitudes: Tensor) -> Tensor:
-    """128 of the last dimension in each row; what is missing of the last one is zeros, which count for nothing."""
+    """Split the last dimension into rows of 128; the last row is padded with zeros, which are not counted."""
     short = -magnitudes.shape[-1] % _ROW
     padded = torch.nn.functional.pad(magnitudes, (0, short)) if short else magnitudes
     return padded.reshape(1, 1, -1, _ROW)
 
 
 def _add(magnitudes: Tensor, amax: Tensor, out: Tensor) -> None:
-    """Counts and energies by binade below the amax; those of zeros go to an entry of their own, the last."""
+    """Add counts and energies by binade below the amax; zeros go to an entry of their own, the last."""
     mantissa, exponent = torch.frexp(magnitudes / amax)
     place = torch.where(mantissa == 0.5, 1 - exponent, -exponent).clamp(0, LIMIT - 1)
     place = place.masked_fill(magnitudes == 0.0, LIMIT).flatten().long()
@@ -121,11 +123,12 @@ def _add(magnitudes: Tensor, amax: Tensor, out: Tensor) -> None:
     if out.is_cpu:
         out[0] += torch.bincount(place, minlength=LIMIT + 1)
         out[1] += torch.bincount(place, energy, minlength=LIMIT + 1)
-    else:  # bincount with weights has no deterministic form there
+    else:  # on CUDA, bincount with weights has no deterministic form
         out[0].index_add_(0, place, torch.ones_like(energy))
         out[1].index_add_(0, place, energy)
 
 
 def _leave_out_largest(amax: Tensor, out: Tensor) -> None:
+    """Subtract the largest element of each group from entry 0, where it was counted."""
     out[0, 0] -= (amax > 0.0).sum()
     out[1, 0] -= amax.double().square().sum()

@@ -1,6 +1,6 @@
 """The facts of a sample of logits: their magnitudes, the largest of each head, and how sharp the softmax is.
 
-Functions of tensors alone, below autograd. Masked positions take part in nothing.
+Functions of tensors alone, below autograd. Masked positions are left out everywhere.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-#: Positions at or below it are masked: by -inf, ``finfo.min``, -1e9, or the -10000 of BERT, scores on top.
+#: Logits at or below this value are masked: by -inf, ``finfo.min``, -1e9, or BERT's -10000, with the score added.
 MASKED = -9000.0
-#: Query positions read per head; more only where all of them are less than ``_SMALL`` elements.
+#: Query positions read per head; more only if all of them together have fewer than ``_SMALL`` elements.
 ROWS = 64
 _SMALL = 1 << 15
-#: Elements of a sample, and elements of keys that are converted to FP32 for it.
+#: Maximum elements of a sample, and of keys that are converted to FP32 for it.
 _MOST = 1 << 19
 _KEYS = 1 << 22
-#: Heads that have numbers of their own.
+#: Maximum number of heads that get numbers of their own.
 MAX_HEADS = 128
 
 
@@ -30,7 +30,7 @@ class Sampled(NamedTuple):
 
     Attributes:
         values: batch x heads x rows x keys, FP32, -inf where masked.
-        heads: how many heads there are; 0 when the shape does not show it.
+        heads: number of heads; 0 if the shape does not show it.
     """
 
     values: Tensor
@@ -39,11 +39,13 @@ class Sampled(NamedTuple):
 
 @dataclass(slots=True)
 class Sharpness:
-    """What is known of a row of kind ``logits`` besides its magnitudes; the numbers may still be on their way.
+    """The facts of a row of kind ``logits`` besides its magnitudes; the numbers may still be on their way to the host.
 
     Attributes:
-        numbers: gives mean entropy (nats), then per head the largest logit, then per head the entropy as a share of
-            the logarithm of the number of keys.
+        role: what the softmax is for.
+        heads: number of heads; 0 if unknown.
+        numbers: returns the mean entropy (nats), then the largest logit of each head, then per head the entropy as a
+            share of the logarithm of the number of keys.
     """
 
     role: str
@@ -52,18 +54,19 @@ class Sharpness:
 
 
 def strided(size: int, most: int) -> slice:
-    """At most ``most`` of ``size`` places, evenly spread, the last one among them."""
+    """Return a slice of at most ``most`` of ``size`` positions, evenly spread, that includes the last one."""
     step = max(1, math.ceil(size / max(1, most)))
     return slice((size - 1) % step, None, step)
 
 
 def of_scores(x: Tensor, dim: int, heads: int) -> Sampled | None:
-    """A sample of what a softmax along ``dim`` reads; None when there is nothing to see.
+    """Sample the input of a softmax along ``dim``; None if it is empty or has fewer than two keys.
 
     Args:
         x: floating-point, dense, any shape.
         dim: the dimension of the softmax.
-        heads: of the module it runs in, where known: leading dimensions of three are often batch times heads; else 0.
+        heads: number of heads of the module, if known, else 0: the first of three dimensions is often batch times
+            heads.
     """
     if x.dim() == 0 or x.numel() == 0:
         return None
@@ -76,7 +79,7 @@ def of_scores(x: Tensor, dim: int, heads: int) -> Sampled | None:
     elif x.dim() == 3 and heads > 1 and x.shape[0] % heads == 0:
         x, known = x.unflatten(0, (-1, heads)), heads
     else:
-        # The rows of many dimensions cannot be flattened without a copy: one of them after the other is thinned out.
+        # More than four dimensions cannot be flattened without a copy, so only index 0 of the leading ones is read.
         known = 0
         x = x.reshape(1, 1, 1, keys) if x.dim() == 1 else x
         while x.dim() > 4:
@@ -92,11 +95,11 @@ def of_scores(x: Tensor, dim: int, heads: int) -> Sampled | None:
 def of_attention(
     query: Tensor, key: Tensor, mask: Tensor | None, *, causal: bool, scale: float | None
 ) -> Sampled | None:
-    """Logits of some query positions, which fused attention does not keep.
+    """Compute the logits of some query positions, because fused attention does not store them; None if unsupported.
 
     Args:
         query, key: batch x heads x positions x width; there may be fewer heads of keys (grouped queries).
-        mask: boolean (true takes part) or added to the logits, broadcast to batch x heads x queries x keys.
+        mask: boolean (true: not masked) or added to the logits, broadcast to batch x heads x queries x keys.
         causal: position ``i`` sees keys up to ``i``.
         scale: None: the inverse square root of the width.
     """
@@ -128,9 +131,9 @@ def of_attention(
 
 
 def sharpness(sample: Sampled) -> Tensor:
-    """The numbers of :class:`Sharpness`, as one FP32 vector on the sample's device.
+    """Return the numbers of :class:`Sharpness` as one FP32 vector on the sample's device.
 
-    NaN where a head has no row with two keys or more.
+    NaN for a head without a row of at least two keys.
     """
     x = sample.values
     x = x if sample.heads else x.transpose(1, 2).reshape(x.shape[0], 1, -1, x.shape[-1])

@@ -1,4 +1,4 @@
-"""Which tensor a slot stands for, and what the current step has put into it."""
+"""The table from tensors to slots, and what the current step has measured into each slot."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from precdoctor.recording.slots.group_sums import GroupSums
     from precdoctor.recording.slots.logit_sample import Sharpness
 
-#: Kinds too large to fingerprint on a GPU; weights, gradients of weights, batches and buffers are.
+#: Kinds too large to fingerprint on a GPU; weights, gradients of weights, batches and buffers have fingerprints.
 _WITHOUT_FINGERPRINT = frozenset({"input", "output", "grad_output", "update", "logits", "kv_key", "kv_value"})
 #: Kinds with blocks of 16 elements.
 _WITH_BLOCK16 = frozenset({"weight", "fp8_operand", "subbyte_operand", "kv_key", "kv_value"})
 
-#: Kinds whose names are the script's: keys and positions in what a module is given, and in what it returns.
+#: Kinds whose names come from the script: keys and positions in a module's arguments and results.
 _NAMED_BY_SCRIPT = frozenset({"batch", "input", "output", "grad_output"})
-#: Names that a module's tensors of one kind may have, and what the further ones are called together. A script that keys
-#: them by sample has new names in each step, and every name takes a slot for good.
+#: Maximum number of names per module and kind; all further ones share the name OTHERS. A script that uses sample ids as
+#: keys has new names in each step, and every name takes a slot for good.
 MOST_NAMES = 256
 OTHERS = "*"
 
 
 class Site(NamedTuple):
-    """The key of a tensors row, plus what is constant for it."""
+    """The key of a tensors row, with the facts that are constant for it."""
 
     place: Place
     kind: str
@@ -40,34 +40,34 @@ class Site(NamedTuple):
     call: int
     phase: str
     dtype: str
-    #: The forward ran with the root in evaluation mode: kept only if training turns out to depend on it.
+    #: Whether the root was in evaluation mode in the forward pass: the row is kept only if training depends on it.
     evaluating: bool = False
 
 
 @dataclass(slots=True)
 class Entry:
-    """The host's facts about a slot's content in the current step."""
+    """The facts that the host has of a slot's content in the current step."""
 
     slot: int
     site: Site
     device: torch.device
     shape: tuple[int, ...] = ()
     micro_step: int = 0
-    #: Evaluation-mode sites: a backward pass came through.
+    #: For evaluation-mode sites: whether a backward pass went through the tensor.
     reached_by_backward: bool = False
-    #: It carries the loss scale, which its kind alone does not show.
+    #: Whether the tensor carries the loss scale although its kind does not show it.
     scaled: bool = False
-    #: Of a tensor about to be cast to float8: what is known of the cast.
+    #: For a tensor about to be cast to float8: the facts of the cast.
     operand: Operand | None = None
-    #: Of a tensor that is stored in another format than that of the elements measured: which.
+    #: For a tensor stored in another format than the measured elements: that format.
     format: str | None = None
-    #: Of what a softmax reads: what it is for, and how sharp it is.
+    #: For logits: the role of the softmax that reads them, and how sharp it is.
     sharpness: Sharpness | None = None
-    #: Of an inference run: one for each tensor that went into the slot.
+    #: For an inference run: sums of each tensor that was measured into the slot.
     groups: list[GroupSums] = field(default_factory=list)
 
     def counts_as_training(self, names: Names) -> bool:
-        """Evaluation passes do not: no backward went through them, and their root is one that trains."""
+        """False for an evaluation pass: under no_grad in a root that trains, or with grad but without a backward."""
         if not self.site.evaluating:
             return True
         if self.site.phase == "no_grad":
@@ -77,21 +77,21 @@ class Entry:
 
 
 class SlotTable:
-    """Sites to slots, and the entries the current step has touched.
+    """The slots of all sites, and the entries that the current step has touched.
 
     Args:
-        inference: the run may be one of inference: activations have blocks of 16 as well.
-        crowded: called once, with the first place and kind that has too many names.
+        inference: the run may be one of inference: activations get blocks of 16 also.
+        crowded: called once, with the first place and kind that exceeds :data:`MOST_NAMES`.
     """
 
     def __init__(
         self, *, inference: bool = False, crowded: Callable[[Place, str], None] = lambda _place, _kind: None
     ) -> None:
         self._slots: dict[tuple[Site, torch.device], int] = {}
-        #: Gradients arrive on a thread per device.
+        #: Guards new slots: gradients arrive on one thread per device.
         self._growing = threading.Lock()
         self._sites: dict[Any, Site] = {}
-        #: The names that the script gave, by place and kind.
+        #: Names that the script gave, by place and kind.
         self._names: dict[tuple[Place, str], set[str]] = {}
         self._crowded, self._is_crowded = crowded, False
         self.touched: dict[int, Entry] = {}
@@ -111,17 +111,18 @@ class SlotTable:
         phase: str = "train",
         evaluating: bool = False,
     ) -> Site:
-        """The site of ``x``, the same object every time; one for all beyond :data:`MOST_NAMES`."""
+        """Return the site of ``x``, the same object every time; one shared site for names beyond :data:`MOST_NAMES`."""
         key = (place, kind, name, x.dtype, call, phase, evaluating)
         site = self._sites.get(key)
         if site is None:
-            if kind in _NAMED_BY_SCRIPT and name != OTHERS and self._is_one_too_many(place, kind, name):
+            if kind in _NAMED_BY_SCRIPT and name != OTHERS and self._exceeds_names(place, kind, name):
                 return self.site(place, kind, OTHERS, x, call=call, phase=phase, evaluating=evaluating)
             dtype = str(x.dtype).removeprefix("torch.")
             site = self._sites[key] = Site(place, kind, name, call, phase, dtype, evaluating)
         return site
 
-    def _is_one_too_many(self, place: Place, kind: str, name: str) -> bool:
+    def _exceeds_names(self, place: Place, kind: str, name: str) -> bool:
+        """Note a name, unless the place and kind have too many; report the first such case."""
         names = self._names.setdefault((place, kind), set())
         if name not in names and len(names) >= MOST_NAMES:
             if not self._is_crowded:
@@ -132,7 +133,7 @@ class SlotTable:
         return False
 
     def entry(self, site: Site, device: torch.device) -> Entry:
-        """The entry for a site in this step, made when this is its first tensor."""
+        """Return the entry of a site in this step; create it for the site's first tensor."""
         slot = self._slots.get((site, device))
         if slot is None:
             with self._growing:
@@ -147,11 +148,11 @@ class SlotTable:
         return entry
 
     def take(self) -> list[Entry]:
-        """The step's entries; the next step starts empty."""
+        """Return the step's entries, and start the next step empty."""
         entries = list(self.touched.values())
         self.touched = {}
         return entries
 
     def evaluations(self) -> Iterator[Entry]:
-        """Entries of evaluation-mode forwards."""
+        """Return the entries of evaluation-mode forward passes."""
         return (e for e in self.touched.values() if e.site.evaluating)

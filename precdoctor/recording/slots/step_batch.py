@@ -1,4 +1,4 @@
-"""What one step hands to the drain thread: values on their way to the host, nothing that holds a tensor alive."""
+"""The objects that a step hands to the drain thread: values on their way to the host. They keep no tensor alive."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from precdoctor.recording.slots.slot_table import Entry
 
 
 def looks_like_a_scale(factor: float) -> bool:
-    """Whether a factor at the root of a backward pass can be nothing else: a power of two from 16 up."""
+    """Whether a factor at the root of a backward pass can only be a loss scale: a power of two from 16 up."""
     return 16 <= factor < math.inf and math.log2(factor).is_integer()
 
 
 @dataclass
 class OpBatch:
-    """The list of ops of one step: columns of the ops table, ``rank`` left out."""
+    """The list of ops of one step: columns of the ops table, without ``rank``."""
 
     step: int
     columns: dict[str, Any]
@@ -29,56 +29,56 @@ class OpBatch:
 
 @dataclass(slots=True, eq=False)
 class StepFacts:
-    """The steps row in the making; see ``runlog.schema.STEPS``."""
+    """The steps row while it is collected; see ``runlog.schema.STEPS``."""
 
     step: int
     optimizer: str = ""
-    #: Of an inference run, the model that was called; else empty.
+    #: For an inference run, the model that was called; else empty.
     root: str = ""
     complete: bool = False
     wall_time: float = 0.0
     micro_steps: int = 0
     losses: list[Deferred] = field(default_factory=list)
-    #: So many of them are of gradients that were thrown away before the step.
+    #: How many of the first losses belong to gradients that were discarded before the step.
     thrown_losses: int = 0
     lrs: list[Deferred] = field(default_factory=list)
-    #: Sampled steps take the norm from the weight gradients' rows; the others carry it here.
+    #: Gradient norm of an unsampled step; sampled steps compute it from the rows of the weight gradients.
     grad_norm: Deferred = None
-    #: Largest magnitude among those gradients; not finite exactly if one of them is not.
+    #: Largest magnitude of these gradients; non-finite exactly if one of them is.
     grad_amax: Deferred = None
-    #: They still carried the loss scale.
+    #: Whether these gradients still carried the loss scale.
     grad_norm_scaled: bool = False
-    #: Root, module and name of the optimizer's parameters; null when not every gradient of theirs has a row.
+    #: Root, module and name of the optimizer's parameters; None unless every gradient of theirs has a row.
     gradients_of: frozenset[tuple[str, str, str]] | None = None
     clip_norm: float | None = None
     clipped_before_unscale: bool | None = None
     loss_scale: Deferred = None
     growth_tracker: Deferred = None
     found_inf: Deferred = None
-    #: A loss given to backward was FP16, whose range a loss scale can leave.
+    #: Whether a loss given to backward was FP16, whose range a loss scale can exceed.
     narrow_loss: bool = False
-    #: The optimizer's own step hook never fired.
+    #: Whether the optimizer's own step hook never fired.
     not_reached: bool = False
-    #: The script gave the attempt up by itself: it threw the gradients away, or updated the scaler without a step.
+    #: Whether the script itself discarded the attempt: it dropped the gradients, or updated the scaler without a step.
     left_out: bool = False
-    #: The guard has found its loss or gradients not finite.
+    #: Whether the guard found the loss or gradients non-finite.
     bad: bool = False
     autocast_dtype: str | None = None
     sampled: bool = False
-    #: Host time in our hooks, without what they waited for the device.
+    #: Host time in our hooks, without the time spent waiting for the device.
     recorder_ns: int = 0
     wait_ns: int = 0
-    #: Of a step that was scanned: what that took, without the ops themselves.
+    #: Duration of the deep scan of this step, without the ops themselves; 0 if it was not scanned.
     scan_ns: int = 0
     step_ns: int = 0
     #: Constant factors found at the root of the backward passes (``loss * 65536``).
     root_factors: list[float] = field(default_factory=list)
     #: Launch counts per device at the beginning of each micro-step but the first.
     micro_starts: list[dict[torch.device, int]] = field(default_factory=list)
-    #: Where ``backward`` was called, outside torch.
+    #: Where ``backward`` was called: the innermost frame outside torch.
     backward_file: str | None = None
     backward_line: int | None = None
-    #: Every op of the step, where it is listed.
+    #: The list of the step's ops, if it is recorded.
     ops: OpBatch | None = None
 
 
@@ -89,13 +89,13 @@ class StepBatch:
     facts: StepFacts
     entries: list[Entry]
     snapshots: dict[torch.device, Snapshot]
-    #: Tensors rows given up while the step waited in the queue.
+    #: Number of tensors rows dropped while the step waited in the queue.
     dropped: int = 0
-    #: In the queue: rows of memory on the host that it holds, of slots that only other steps use among them.
+    #: Rows of host memory that the batch holds in the queue, those of slots that only other steps use included.
     rows_held: int = 0
 
     def give_up_tensors(self) -> None:
-        """Let go of what the tensors rows would have been made from; the steps row stays."""
+        """Release the memory behind the tensors rows and drop them; the steps row remains."""
         self.dropped += len(self.entries)
         self.release()
 

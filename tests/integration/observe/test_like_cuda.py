@@ -140,14 +140,14 @@ def step():
 def test_a_step_leaves_the_device_in_one_copy_to_memory_that_is_used_again(tmp_path):
     body = """
 from precdoctor.recording.kernels.slot_memory import Bank
-sent, copies, large = Bank._sent, [], []
+sent, copies, large = Bank._snapshot_of_gpu, [], []
 def counted(bank, rows):
     before = CUDA.copies
     copied = sent(bank, rows)
     copies.append(CUDA.copies - before)
     large.append(copied._copy.data_ptr())
     return copied
-Bank._sent = counted
+Bank._snapshot_of_gpu = counted
 with precdoctor.record("run", every=1, strict=True):
     for _ in range(8):
         step()

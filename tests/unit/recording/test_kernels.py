@@ -570,7 +570,7 @@ def test_a_full_memory_and_errors_of_the_training_do_not_turn_the_triton_kernels
 
 def test_one_kernel_that_does_not_compile_is_told_of_and_three_turn_them_off(monkeypatch):
     monkeypatch.setattr(cuda, "_failures", [])
-    monkeypatch.setattr(cuda, "_told", 0)
+    monkeypatch.setattr(cuda, "_reported", 0)
     errors = [RuntimeError("PassManager::run failed\nand more"), OSError("no compiler"), OSError("no compiler")]
     seen = []
 

@@ -149,7 +149,7 @@ def test_a_launcher_that_refuses_is_not_asked_again_and_nothing_is_lost():
     launch = LightLaunch(jitted, {"num_warps": 4})
     for i in range(2):
         launch(1, DEVICE, (i, 0), 8, True)
-    (known,) = launch._known.values()
+    (known,) = launch._compiled.values()
 
     def refuse(*_given):
         raise TypeError("wrong number of arguments")
@@ -164,7 +164,7 @@ def test_a_launch_of_another_thread_while_one_is_watched_goes_through_triton():
     jitted = Jitted()
     launch = LightLaunch(jitted, {"num_warps": 4})
     launch(1, DEVICE, (0, 0), 8, True)
-    with launch._watching:
+    with launch._observing:
         launch(1, DEVICE, (1, 0), 8, True)
     for i in range(2, 5):
         launch(1, DEVICE, (i, 0), 8, True)
@@ -174,7 +174,7 @@ def test_a_launch_of_another_thread_while_one_is_watched_goes_through_triton():
 def test_who_waits_for_the_compiler_is_told_once(monkeypatch, capfd):
     now = iter(range(0, 100, 3))  # each launch through Triton takes three seconds
     monkeypatch.setattr(light_launch.time, "perf_counter", lambda: next(now))
-    monkeypatch.setattr(light_launch, "_patience", light_launch._Patience())
+    monkeypatch.setattr(light_launch, "_slow_start", light_launch._SlowStartNotice())
     launch = LightLaunch(Jitted(), {"num_warps": 4})
     launch(1, DEVICE, (1, 2), "first")
     assert "compiled" not in capfd.readouterr().err

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from precdoctor.recording.fp8.provenance import Made, Notes, bound, scaled
+from precdoctor.recording.fp8.provenance import History, Notes, bound, scaled
 
 X, ROW, COLUMN, ONE = torch.ones(4, 3), torch.ones(4, 1), torch.ones(3), torch.tensor(2.0)
 
@@ -36,11 +36,11 @@ def test_numbers_per_row_or_column_are_given_as_they_are(a, b, divide, by):
 
 
 def test_only_what_one_tensor_multiplied_by_parts_has_parts():
-    made = Made(None, None)
-    once = made.by_parts(ROW, divide=True)
+    history = History(None, None)
+    once = history.by_parts(ROW, divide=True)
     assert once.factors is None and once.parts is not None and once.parts[0]() is ROW and once.parts[1]
     assert once.by_parts(COLUMN, divide=False).parts is None
-    assert made.times(((2.0, False),)).by_parts(ROW, divide=False).parts is None
+    assert history.times(((2.0, False),)).by_parts(ROW, divide=False).parts is None
     assert once.times(((2.0, False),)).parts is None  # not all of what multiplied it
 
 
