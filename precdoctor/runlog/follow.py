@@ -1,4 +1,4 @@
-"""Reads a run while it grows: every row once, in the order in which it was written."""
+"""Reads a run while it grows: each row once, in the order of writing within its process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ _Part = tuple[str, str, int]
 
 
 class Follower:
-    """Where a reader stands in a run that somebody else writes.
+    """The position of a reader in a run that other processes write.
 
-    A part keeps its number and its order of rows when its stream is sealed, so a count of rows per part says what has
-    been read. What was read is not read again: a sealed part that is used up is not opened, nor is a stream whose size
-    has not changed.
+    A part keeps its number and the order of its rows when its stream is sealed, so the position is a count of rows per
+    part. A sealed part that was read to its end is not opened again, nor is a stream whose size has not changed.
 
     Args:
         path: the run directory.
@@ -39,7 +38,7 @@ class Follower:
 
         Raises:
             UsageError: an unknown table or column.
-            RunUnreadableError: a part is damaged or cannot be read. What was given before it counts as read.
+            RunUnreadableError: a part is damaged or cannot be read. Rows returned before the error count as read.
         """
         asked = query(table, columns)
         for rank in self._ranks():
@@ -50,7 +49,7 @@ class Follower:
                     yield from self._rest_of(part, found, asked, rank)
 
     def pass_over(self, table: str, keep: int = 1) -> None:
-        """Take all parts of ``table`` but the newest ``keep`` of every process as read: what is long past.
+        """Skip old rows: mark all parts of ``table`` as read, except the newest ``keep`` parts of each process.
 
         Raises:
             RunUnreadableError: a directory cannot be read.
@@ -76,7 +75,7 @@ class Follower:
                 yield from self._unread(key, read_open(part, asked, rank))
                 self._sizes[key] = size
                 return
-            except FileNotFoundError:  # sealed since
+            except FileNotFoundError:  # sealed since the survey
                 with readable(rank.path.name):
                     listed = read_manifest(rank.path)
         sealed = part.as_sealed()
@@ -86,7 +85,7 @@ class Follower:
         self._done.add(key)
 
     def _unread(self, key: _Part, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows behind those taken already."""
+        """The rows of a part that come after those already returned; advances the count."""
         before, at = self._taken.get(key, 0), 0
         for batch in batches:
             rest = batch.slice(max(0, before - at))

@@ -1,4 +1,4 @@
-"""A table of a log in pieces that can be read apart, by threads, processes or machines."""
+"""Splits a table of a log into pieces that threads, processes or machines can read independently."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PIECE_ROWS: Final = 1 << 21
 
 @dataclass(frozen=True)
 class Piece:
-    """What one worker reads.
+    """The share of a table that one worker reads.
 
     Attributes:
-        directory: of one process.
-        table: of the log.
-        parts: numbers of the first and last part; None means all there are.
-        rows: that parts.jsonl lists for it.
-        since: rows of earlier steps are left out.
+        directory: the rank directory.
+        table: ``tensors``, ``steps``, ``events`` or ``ops``.
+        parts: numbers of the first and last part; None means all parts.
+        rows: number of rows of the piece according to parts.jsonl; rows of open streams are not counted.
+        since: first step to read; None means all steps.
     """
 
     directory: RankDirectory
@@ -42,7 +42,7 @@ class Piece:
 
 
 def checked_engine(engine: str | None) -> str | None:
-    """The name of who reads the pieces, as it was given: None, ``local[:WORKERS]`` or ``dask[:ADDRESS]``.
+    """Return ``engine`` unchanged if it is valid: None, ``local[:WORKERS]`` or ``dask[:ADDRESS]``.
 
     Raises:
         UsageError: there is no such engine.
@@ -83,14 +83,14 @@ def piece_rows(
     steps: Sequence[int] | None = None,
     cache: PartCache | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """All rows of a piece, each part read once, some thousands at a time; always with step, rank and attempt.
+    """All rows of a piece, some thousands at a time, always with step, rank and attempt. Each part is read once.
 
     Args:
-        piece: of a table.
-        columns: of every row.
-        more: further columns of the row groups that may hold ``steps``; other batches come without them.
-        steps: None means all.
-        cache: what earlier queries found out about the parts of the run.
+        piece: the share of a table to read.
+        columns: columns to read for every row.
+        more: further columns of the row groups that may hold ``steps``; batches of other row groups lack them.
+        steps: steps for which ``more`` is read; None means all.
+        cache: which parts of the run passed their checks in earlier queries.
 
     Raises:
         UsageError: an unknown column.
@@ -108,7 +108,7 @@ def piece_rows(
 def _queries(
     table: str, columns: tuple[str, ...], more: tuple[str, ...], steps: tuple[int, ...] | None
 ) -> tuple[Query, tuple[str, ...]]:
-    """What is asked of row groups that may hold ``steps``, and the columns of the others: the same for all pieces."""
+    """``(query of the row groups that may hold steps, columns of the other row groups)``; the same for all pieces."""
     wide = query(table, [*columns, *more], None if steps is None else [("step", "in", list(steps))])
     return wide, () if steps is None else query(table, columns).needed
 
@@ -120,12 +120,12 @@ def rank_rows(
     rest: Sequence[str] = (),
     parts: tuple[int, int] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The columns that ``asked`` needs, and ``attempt``, of one process, before rows are selected.
+    """The columns that ``asked`` needs, plus ``attempt``, of one process; its row filter is not applied yet.
 
     Args:
         rank: the directory.
         asked: columns and rows.
-        cache: what earlier queries found out about its parts.
+        cache: which parts passed their checks in earlier queries.
         rest: as for :func:`~precdoctor.runlog.parts.sealed_rows`.
         parts: numbers of the first and last part; None means all.
 
@@ -148,7 +148,7 @@ def rank_rows(
                 for batch in open_rows(part, asked, rank):
                     yield with_attempt(batch, rank)
                 continue
-            except FileNotFoundError:  # sealed since
+            except FileNotFoundError:  # sealed since the survey
                 with readable(name):
                     listed = read_manifest(Path(rank.path))
         sealed = part.as_sealed()

@@ -1,4 +1,4 @@
-"""Looks at every byte of a run directory and says what is there; damage is a result here, not an error."""
+"""Checks every byte of a run directory, for ``log verify``. Damage is reported in the result, not raised."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from precdoctor.runlog.survey import PartFile, Survey, readable, survey
 
 @dataclass(frozen=True)
 class PartReport:
-    """One sealed part.
+    """The state of one sealed part.
 
-    ``status``: ok, damaged, missing (listed, not there), or unlisted (there, and nothing vouches for it).
+    ``status``: ok, damaged, missing (listed in parts.jsonl, no file), or unlisted (a file, not in parts.jsonl).
     """
 
     name: str
@@ -45,7 +45,7 @@ class PartReport:
 
 @dataclass(frozen=True)
 class StreamReport:
-    """One open stream: whole batches and their rows; ``torn``: a cut-off write follows them."""
+    """The state of one open stream: whole batches and their rows; ``torn``: an incomplete write follows them."""
 
     name: str
     batches: int = 0
@@ -58,15 +58,15 @@ class StreamReport:
 
 @dataclass(frozen=True)
 class RankReport:
-    """One process of the run.
+    """The state of the log of one process.
 
     Attributes:
-        name: of its directory.
-        live: a living process still writes here.
-        clean_close: end.json is there, so nothing was lost at the end.
-        gaps: parts that were written once (later ones exist) and are neither there nor listed.
-        dropped: rows the recorder could not keep, by reason, as its own events count them.
-        problems: one sentence per thing that cannot be trusted; empty for a sound directory.
+        name: name of the rank directory.
+        live: whether a living process still writes here.
+        clean_close: whether end.json exists, so that no rows were lost at the end.
+        gaps: parts that must have existed, because later ones do, but have no file and are not listed.
+        dropped: number of rows that the recorder dropped, by reason, according to its own events.
+        problems: one sentence for each file that cannot be trusted; empty for a sound directory.
     """
 
     name: str
@@ -95,13 +95,13 @@ class RankReport:
 
     @property
     def ok(self) -> bool:
-        """Whether everything that is there can be trusted. A killed process is no damage: see ``clean_close``."""
+        """Whether all files can be trusted. The end of a killed process is no damage: see ``clean_close``."""
         return not self.problems
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What `log verify` found; ``ok`` when nothing is damaged or missing."""
+    """The result of ``log verify``; ``ok`` if nothing is damaged or missing."""
 
     path: Path
     schema_version: int
@@ -109,25 +109,25 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether every rank is."""
+        """Whether every rank is ok."""
         return all(rank.ok for rank in self.ranks)
 
     @property
     def problems(self) -> list[str]:
-        """Those of every rank."""
+        """The problems of all ranks."""
         return [problem for rank in self.ranks for problem in rank.problems]
 
 
 def verify(
     path: str | os.PathLike[str], progress: Callable[[str, int, int], None] = lambda _what, _done, _of: None
 ) -> Verification:
-    """Read every row of every part, and compare with what parts.jsonl lists; ``progress`` as of a run.
+    """Read every row of every part, and compare it with parts.jsonl; ``progress`` as :attr:`.reader.Run.progress`.
 
     Raises:
         RunNotFoundError: there is no run directory at ``path``.
         NewerSchemaError: it was written by a newer precdoctor.
         CorruptRunError: run.json itself is damaged.
-        RunTooLargeError: more processes than are read by default.
+        RunTooLargeError: there are more rank directories than ``MAX_DIRECTORIES``.
         RunUnreadableError: the directory cannot be listed.
     """
     run = Path(path)
@@ -205,9 +205,9 @@ def _open(file: PartFile, rank: RankDirectory, dropped: Counter[str]) -> StreamR
 
 
 def _not_as_left(rank: RankDirectory, found: Survey) -> list[str]:
-    """Open streams that are not what their writer left, by what the last batch of each says of itself and the others.
+    """Problems of open streams that were cut, removed or exchanged, found from the witness in each stream's last batch.
 
-    A stream that is damaged says nothing here; that is a problem of its own.
+    The witness of a damaged stream is not used; the damage is reported elsewhere.
     """
     scans: dict[str, StreamScan] = {}
     witnesses: list[Witness] = []
@@ -238,7 +238,7 @@ def _not_as_left(rank: RankDirectory, found: Survey) -> list[str]:
 
 
 def _count(batches: Iterator[pa.RecordBatch], table: str, dropped: Counter[str]) -> tuple[int, int | None, int | None]:
-    """``(rows, first step, last step)`` of a part; counts the drops its events state."""
+    """``(rows, first step, last step)`` of a part; adds the rows of its drop events to ``dropped``, by reason."""
     rows, firsts, lasts = 0, [], []
     for batch in batches:
         rows += batch.num_rows
@@ -255,7 +255,7 @@ def _count(batches: Iterator[pa.RecordBatch], table: str, dropped: Counter[str])
 
 
 def _drop(data: str | None) -> tuple[str, int]:
-    """``(reason, rows)`` of a drop event; what cannot be read counts as one row for an unknown reason."""
+    """``(reason, rows)`` of a drop event; an unreadable event counts as one row, reason "unknown"."""
     try:
         content = json.loads(data or "")
         return str(content["reason"]), int(content["rows"])
@@ -264,7 +264,7 @@ def _drop(data: str | None) -> tuple[str, int]:
 
 
 def _gaps(found: Survey) -> list[str]:
-    """Numbers below the largest one of their table that no file has and parts.jsonl does not list."""
+    """Names of parts whose number is below the largest of their table, but that no file has and no line lists."""
     gaps = []
     for table in TABLES:
         numbers = {file.number for file in found.files if file.table == table}
