@@ -1,8 +1,8 @@
-"""Leading indicators: a run, while it goes on, held against a healthy one of the same training.
+"""Leading indicators: compares a running training with a healthy run of the same training, for ``record --reference``.
 
-Gradient amax growing faster, the second moment of gradients drifting, the loss above the reference: each moves before a
-run breaks (theory: no fault of its own yet). Runs are paired by step, so that warm-up and decay of the rate cancel;
-nothing is asked of seeds or data order, so single steps mean nothing and medians over a window do.
+Gradient amax growing faster, the second moment of gradients drifting, the loss above the reference: each changes before
+a run breaks, though none is a fault itself. Runs are paired by step, so that warm-up and decay of the learning rate
+cancel. Seeds and data order may differ, so only medians over a window are compared, never single steps.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from precdoctor.diagnosis.survey.healthy_steps import is_well
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import IDENTITY, RunView
 
-#: Newest common steps that are looked at, and the fewest of them that say anything.
+#: Most common steps to compare, the newest ones, and the fewest for a comparison.
 WINDOW, FEWEST = 32, 16
 #: Growth of a gradient's amax over the reference's, in binades between the first and the last quarter of the window.
 GROWTH = 2.0
 #: E[g²] over the reference's, in binades (a factor of 16), in the median over the window.
 DRIFT = 4.0
-#: A difference of losses counts when it is so many standard errors of its own noise.
+#: Smallest difference of losses that counts, in standard errors of the difference.
 SIGNIFICANT = 4.0
-#: How far behind the reference a run may be, as a share of the steps so far (at least a window).
+#: Steps that a run may be behind the reference, as a share of the steps so far (at least a window).
 LAG = 0.1
 #: Median absolute deviation to standard deviation, of a Gaussian.
 _SIGMA = 1.4826
@@ -38,10 +38,10 @@ _SIGMA = 1.4826
 
 @dataclass(frozen=True)
 class Indicator:
-    """One sign that a run is leaving another one; its limits are constants.
+    """The code and the page of a comparison without options: its limits are constants.
 
     Attributes:
-        doc: what it says, with its limits.
+        doc: meaning and limits.
         checked: when, and by which command.
     """
 
@@ -53,7 +53,7 @@ class Indicator:
 
 
 _PAIRED = f"Held over the newest {WINDOW} steps that both runs have, {FEWEST} at least."
-#: What compare reports of two runs beside the regressions.
+#: Reported by ``compare`` in addition to the regressions.
 DIFFERENCES: tuple[Indicator, ...] = (
     Indicator(
         *FIRST_DIFFERENCE, Severity.INFO,
@@ -81,13 +81,18 @@ INDICATORS: tuple[Indicator, ...] = (
 )  # fmt: skip
 CODES: Mapping[str, str] = {i.code: i.name for i in INDICATORS}
 
-#: Amax and mean square of unscaled gradients, one row per tensor and step; indexed by both.
+#: Amax and mean square of unscaled gradients, indexed by tensor and step.
 Course = pd.DataFrame
 
 
 @dataclass(frozen=True)
 class Drifted:
-    """One gradient that left its reference: ``binades`` is log2 of the ratio, by step."""
+    """A gradient that left its reference.
+
+    Attributes:
+        binades: log2(run / reference), by step.
+        moved: the value that was compared with the limit, in binades.
+    """
 
     key: Key
     binades: Mapping[int, float]
@@ -95,11 +100,11 @@ class Drifted:
 
 
 def leading_findings(reference: RunView, view: RunView) -> list[Finding]:
-    """What has begun to part from the reference; nothing while too few steps are common to both.
+    """The findings of all indicators; empty while the runs have too few common steps.
 
     Args:
         reference: the healthy run.
-        view: the run at hand; its newest steps are looked at.
+        view: the running training; its newest steps are compared.
     """
     found = _loss(reference, view)
     steps = sorted(_sampled(reference) & _sampled(view))[-WINDOW:]
@@ -123,7 +128,7 @@ def _sampled(view: RunView) -> set[int]:
 
 
 def _losses(view: RunView) -> dict[int, float]:
-    """Per complete step the mean over ranks."""
+    """Mean finite loss over ranks, by complete step."""
     by_step: dict[int, list[float]] = {}
     for steps in view.timeline.values():
         for s in steps:
@@ -134,12 +139,13 @@ def _losses(view: RunView) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class LossGap:
-    """The newest losses of a run against its reference's.
+    """The newest losses of a run compared with those of its reference.
 
     Attributes:
-        steps: compared.
-        gap: median by which the run is above the reference, and above what the reference had :attr:`lag` steps before.
-        limit: beyond which that means something.
+        steps: the steps compared.
+        gap: median by which the loss is above the reference, on the same step and :attr:`lag` steps earlier, whichever
+            is less.
+        limit: largest gap that counts as no gap.
         lag: in steps.
     """
 
@@ -150,11 +156,11 @@ class LossGap:
 
 
 def loss_gap(ours: Mapping[int, float], theirs: Mapping[int, float]) -> LossGap | None:
-    """How far the run is behind; None while that cannot be told.
+    """The gap between the losses of run and reference; None while there are too few common steps.
 
-    A loss that falls is always above or below another seed's by what it falls in a few steps. So the run is held
-    against the higher of the reference's losses now and :data:`LAG` of its steps ago, and a gap must stand out of the
-    scatter of the difference.
+    While a loss falls, two seeds always differ by as much as it falls in a few steps. The run is therefore compared
+    with the higher of the reference's losses now and :data:`LAG` of the steps ago, and the limit depends on the noise
+    of the difference.
 
     Args:
         ours, theirs: loss by step.
@@ -195,7 +201,7 @@ def _loss(reference: RunView, view: RunView) -> list[Finding]:
 
 
 def _gradients(view: RunView, steps: Sequence[int]) -> Course:
-    """As the optimizer is given them; the largest over ranks."""
+    """The gradients as the optimizer reads them, the largest over ranks. Rows with a zero or NaN are left out."""
     view.keep(steps)
     rows = view.measured(["multiplier"], ("weight_grad_step",), columns=("numel", "amax", "sum_sq", "nan"), steps=steps)
     rows = rows[(rows["amax"] > 0.0) & (rows["sum_sq"] > 0.0) & (rows["nan"] == 0)]
@@ -207,7 +213,7 @@ def _gradients(view: RunView, steps: Sequence[int]) -> Course:
 
 
 def _ratios(ours: Course, theirs: Course, which: str) -> Iterator[tuple[Key, dict[int, float]]]:
-    """Per gradient of both runs log2 of the ratio by step, where there are enough steps."""
+    """``(key, {step: log2(ours / theirs)})`` of each gradient with at least :data:`FEWEST` steps in both runs."""
     ratios = (ours[which] / theirs[which]).dropna().map(math.log2)
     place: Any  # which pandas types as one label
     for place, course in ratios.groupby(level=list(IDENTITY)):
@@ -220,7 +226,7 @@ def _ratios(ours: Course, theirs: Course, which: str) -> Iterator[tuple[Key, dic
 
 
 def growing(ours: Course, theirs: Course) -> list[Finding]:
-    """Gradients whose amax grows away from the reference's, and stands above it."""
+    """A finding on gradients whose amax grows faster than the reference's and has been above it in the last quarter."""
     moved = []
     for key, binades in _ratios(ours, theirs, "amax"):
         values = list(binades.values())
@@ -233,7 +239,7 @@ def growing(ours: Course, theirs: Course) -> list[Finding]:
 
 
 def drifting(ours: Course, theirs: Course) -> list[Finding]:
-    """Gradients whose mean square is another one."""
+    """A finding on gradients whose mean square differs from the reference's by :data:`DRIFT` binades in the median."""
     moved = []
     for key, binades in _ratios(ours, theirs, "square"):
         level = median(binades.values())
