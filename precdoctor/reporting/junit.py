@@ -1,4 +1,4 @@
-"""A report as JUnit XML, which every CI system reads: a suite per run, a case per rule and per comparison."""
+"""Renders a report as JUnit XML, which every CI system reads: a suite per run, a case per rule and per comparison."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from precdoctor.reporting.finding_view import place
 from precdoctor.reporting.outputs import Report
 from precdoctor.reporting.text import clean, clean_block
 
-#: Noncharacters that XML 1.0 does not allow; controls and surrogates are made visible by `clean`.
+#: Noncharacters that XML 1.0 does not allow; `clean` replaces control characters and surrogates.
 _ILLEGAL = re.compile("[\ufffe\uffff]")
 
 
 @dataclass(frozen=True)
 class _Case:
-    """``outcome`` is one of failure, error, skipped; None for a pass."""
+    """A test case; ``outcome`` is failure, error or skipped, None for a pass."""
 
     classname: str
     name: str
@@ -31,10 +31,10 @@ class _Case:
 
 
 def junit(report: Report) -> str:
-    """The document with its declaration.
+    """The XML document, with its declaration.
 
-    A finding at or above the failing level is a failure, one below it is told in ``system-out``; a rule or check
-    without the data it needs is skipped; a verdict that cannot be trusted (exit status 3) is an error.
+    A finding at or above the failing level is a failure; a finding below it passes, with its text in ``system-out``. A
+    rule or check that was not evaluated is skipped. A verdict that cannot be trusted (exit status 3) is an error.
     """
     suites = [(run, _checks(checks)) for run, checks in _by_run(report)] if report.gate is not None else []
     if report.gate is None:

@@ -1,4 +1,4 @@
-"""Every output format by name: what ``diagnose`` and ``gate`` write is chosen here, and never changes a verdict."""
+"""The output formats of ``diagnose``, ``compare`` and ``gate``, by name. A format never changes the verdict."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report:
-    """What every writer is given.
+    """The input of every writer.
 
     Attributes:
-        diagnosis: findings and rules; of a gate, those of all its runs.
-        exit_code: what the shell will see, whatever the format.
-        fail_on: the level that fails a build; None when nothing does.
-        gate: the checks one by one, where this is a gate's report.
-        comparison: of two runs, where this is what `compare` found.
-        ops: the same op by op.
-        verbose: the screen lists every rule, whatever it saw.
+        diagnosis: findings and rules; for a gate, those of all its runs.
+        exit_code: the exit status of the command, whatever the format.
+        fail_on: the severity that fails a build; None if none does.
+        gate: the gate's report, if the command is ``gate``.
+        comparison: the comparison, if the command is ``compare``.
+        ops: the comparison op by op, if the command is ``compare --ops``.
+        verbose: list every rule with its reason on the terminal.
     """
 
     diagnosis: Diagnosis
@@ -40,12 +40,12 @@ class Report:
 
     @property
     def failing(self) -> list[Finding]:
-        """Findings that fail a build; without a level, errors count, so that a CI page shows them red."""
+        """Findings that fail a build; if ``fail_on`` is None the errors, so that CI pages show them red."""
         return at_or_above(self.diagnosis.findings, self.fail_on or "error")
 
     @property
     def distrust(self) -> list[str]:
-        """Why the verdict cannot be trusted, one sentence each; empty when it can."""
+        """Why the verdict cannot be trusted, one sentence each; empty if it can."""
         if self.gate is not None:
             return list(self.gate.untrustworthy)
         reason = untrustworthy(self.diagnosis)
@@ -64,7 +64,7 @@ class Report:
 
     @property
     def passed_rules(self) -> int:
-        """How many rules had what they needed and found nothing."""
+        """Number of rules that were evaluated and found nothing."""
         return sum(rule.status is Status.PASSED for rule in self.diagnosis.rules)
 
 
@@ -112,7 +112,7 @@ def _json(report: Report, stream: IO[str]) -> None:
 
 
 def _text(name: str) -> Writer:
-    """The writer of ``precdoctor.reporting.<name>``, whose function of the same name makes a report one text."""
+    """A writer that uses the function ``precdoctor.reporting.<name>.<name>``, imported on use, to render the report."""
 
     def write(report: Report, stream: IO[str]) -> None:
         made = getattr(import_module(f"precdoctor.reporting.{name}"), name)

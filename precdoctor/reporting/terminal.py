@@ -1,4 +1,4 @@
-"""A diagnosis on a terminal, for someone who is tired: the most important finding first, short, and calm."""
+"""Prints a diagnosis on a terminal: short, the most important finding first."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from precdoctor.runlog.shell import quoted_path
 
 #: Findings beyond this many are named on one line each; `--output-format json` has them all.
 FULL_FINDINGS = 8
-#: The rules that follow a run over its steps (growth, explosions, dead layers, updates) ask for 6 to 8 of them.
+#: Fewest steps for a trustworthy "No findings": rules that follow a run over its steps (growth, explosions, dead
+#: layers, updates) need 6 to 8.
 ENOUGH_STEPS = 8
-#: Mark, its ASCII form and style.
+#: Mark, its ASCII form and style, by status.
 MARKS = {
     Status.PASSED: ("✓", "ok", "pd.good"),
     Status.FAILED: ("✗", "!!", "pd.bad"),
@@ -33,15 +34,17 @@ MARKS = {
 
 
 def print_full(diagnosis: Diagnosis, console: Console, *, verbose: bool = False) -> None:
-    """Header, findings, how many rules were checked, and how well the recording itself went.
+    """Print header, findings, number of rules checked, and the cost and losses of the recording.
 
-    Notes come last and take two lines each, unless only their rule was run.
+    Notes (severity info) come last, two lines each, unless only one rule was run.
 
     Args:
-        verbose: list every rule with what it saw, too.
+        diagnosis: the diagnosis.
+        console: where to print.
+        verbose: also list every rule with its reason.
     """
     _header(diagnosis, console, verbose=verbose)
-    asked = len(diagnosis.rules) == 1  # `--select PD505`: then a note is what somebody came for
+    asked = len(diagnosis.rules) == 1  # with `--select PD505` the user asked for this note: print it in full
     notes = [f for f in diagnosis.findings if f.severity is Severity.INFO and not asked]
     heavy = [f for f in diagnosis.findings if f not in notes]
     for finding in heavy[:FULL_FINDINGS]:
@@ -70,21 +73,23 @@ def print_full(diagnosis: Diagnosis, console: Console, *, verbose: bool = False)
 
 
 def _lacks_its_op(finding: Finding) -> bool:
-    """The code that made a non-finite value is known, its operation is not: a module, loss code, what prepares data."""
+    """Return whether a finding on a non-finite value names the code that made it but not the op, which a replay in
+    ``autopsy`` could find: in a module, in the loss code, or after the data loader.
+    """
     by_code = finding.code in ("PD101", "PD102", "PD103") and finding.cause is None
     prepared = finding.code == "PD104" and finding.evidence.get("provenance") in ("after-loader", "unknown")
     return finding.location.op is None and (by_code or prepared) and not finding.evidence.get("traced")
 
 
 def print_concise(diagnosis: Diagnosis, console: Console) -> None:
-    """One line per finding, for grep; then one line that sums up."""
+    """Print one line per finding, for grep, then the verdict."""
     for finding in diagnosis.findings:
         console.print(_line(finding), soft_wrap=True)
     console.print(Text(verdict_line(diagnosis)), soft_wrap=True)
 
 
 def verdict_line(diagnosis: Diagnosis) -> str:
-    """``2 errors, 1 warning`` or ``No findings``, and what could not be judged."""
+    """``2 errors, 1 warning`` or ``No findings``, followed by the number of rules that could not be judged."""
     counts = _tally([f.severity.value for f in diagnosis.findings], ("error", "warning", "info"))
     out = ", ".join(plural(n, "note" if level == "info" else level) for level, n in counts) or _nothing(diagnosis)
     unknown = sum(r.status is Status.INDETERMINATE for r in diagnosis.rules)
@@ -92,7 +97,7 @@ def verdict_line(diagnosis: Diagnosis) -> str:
 
 
 def _nothing(diagnosis: Diagnosis) -> str:
-    """``No findings``, and whether the run was long enough for that to mean much."""
+    """``No findings``, with a caveat if the run had too few steps."""
     steps = diagnosis.run.get("steps")
     if not isinstance(steps, int) or not 0 < steps < ENOUGH_STEPS:
         return "No findings"
@@ -143,8 +148,8 @@ def _counted(diagnosis: Diagnosis) -> str:
 
 
 def _checked(diagnosis: Diagnosis, console: Console, *, verbose: bool) -> None:
-    """The rules that could not be judged; if asked for, all of them with their reasons, in triage order, those that do
-    not apply last and by reason. With findings their number is printed here, else it stands in the headline.
+    """Print the rules that could not be judged; with ``verbose`` all rules with their reasons, in triage order, those
+    that do not apply last, grouped by reason. Prints their number only if there are findings; else the header has it.
     """
     if diagnosis.findings and not verbose and len(diagnosis.rules) > 1:
         console.print(f"{_counted(diagnosis)}; `--verbose` lists them.")
@@ -184,7 +189,7 @@ def _reasons(outcomes: Sequence[RuleOutcome]) -> Table:
 
 
 def _ranges(codes: Sequence[str]) -> str:
-    """``PD401-PD404, PD406`` of codes in order."""
+    """Sorted codes as ranges: ``PD401-PD404, PD406``."""
     runs: list[list[str]] = []
     for code in codes:
         if runs and code[:-2] == runs[-1][-1][:-2] and int(code[-2:]) == int(runs[-1][-1][-2:]) + 1:
@@ -195,7 +200,7 @@ def _ranges(codes: Sequence[str]) -> str:
 
 
 def _recorder(recorder: Mapping[str, Any], console: Console) -> None:
-    """What recording cost and lost."""
+    """Print the cost of the recording, dropped rows, code it could not see, and its errors."""
     out = [cost] if (cost := recording_cost(recorder)) else []
     if changed := not_neutral(recorder):
         out.append(f"It was {changed}.")

@@ -1,4 +1,4 @@
-"""A trial of a plan: as a table, and as JSON, described by ``schema/trial-1.schema.json``."""
+"""Renders a trial of a plan on a terminal and as JSON, in the form of ``schema/trial-1.schema.json``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CAME_TRUE = {True: ("as predicted", "pd.good"), False: ("missed", "pd.bad"), No
 
 
 def verdict(trial: Trial) -> str:
-    """One line for a person."""
+    """The verdict as one sentence."""
     if trial.failures:
         more = f" (and {plural(len(trial.failures) - 1, 'reason')} more)" if len(trial.failures) > 1 else ""
         return f"The plan does not hold: {trial.failures[0]}{more}."
@@ -39,7 +39,7 @@ def verdict(trial: Trial) -> str:
 
 
 def print_trial(trial: Trial, place: str, console: Console, *, worst: int) -> None:
-    """The verdict, then what it rests on."""
+    """Print the verdict, then losses, casts, gradients and findings; tables have at most ``worst`` rows."""
     console.print(Text(clean(place), "pd.strong"), soft_wrap=True)
     console.print(Text(clean(verdict(trial), 400), _VERDICTS[trial.exit_code][1]))
     for line in (*trial.failures[1:6], *(trial.doubts if trial.failures else trial.doubts[1:])):
@@ -112,11 +112,7 @@ def _more(count: int, worst: int, console: Console) -> None:
 
 
 def document(trial: Trial, runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The trial as plain JSON values.
-
-    Args:
-        runs: ``original`` and ``planned``, each as in a diagnosis.
-    """
+    """The trial as JSON values; ``runs`` has ``original`` and ``planned``, each as in a diagnosis."""
     return {
         "schema_version": SCHEMA_VERSION,
         "tool": {"name": "precdoctor", "version": precdoctor.__version__},

@@ -1,4 +1,4 @@
-"""Findings as a person would tell them, each with the picture that is its evidence."""
+"""Prepares the findings for the page, each with drawings of its evidence."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from precdoctor.reporting.finding_view import KINDS, place, predicted_effect
 from precdoctor.reporting.html import svg
 from precdoctor.reporting.text import clean, clean_block, number
 
-#: Tensors of the path beyond the origin that are drawn before the middle is left out.
+#: Most tensors after the origin on a path; of more, the middle is left out.
 _AFTER = 6
-#: A headroom of this many binades fills the meter.
+#: With this headroom, in binades, or more the meter is empty.
 _METER = 16.0
+#: Below this headroom, in binades, a tensor is marked as near its limit.
 _NEAR = 2.0
 
 
 @dataclass(frozen=True)
 class Strip:
-    """Exponents of one tensor against the range of its format."""
+    """A drawing with axis and caption, and its data as rows of a table."""
 
     drawing: Markup
     axis: Markup
@@ -37,7 +38,7 @@ class Strip:
 
 
 def card(view: RunView, finding: Finding) -> dict[str, Any]:
-    """Everything about one finding, as text and drawings, by the names that the page calls it."""
+    """The texts and drawings of one finding, by their names in the template."""
     evidence = finding.evidence
     return {
         "code": clean(finding.code, 40),
@@ -74,7 +75,7 @@ def _items(value: Any) -> list[Mapping[str, Any]]:
 
 
 def _facts(finding: Finding) -> list[tuple[str, str, str]]:
-    """Label, text and a line of code where there is one."""
+    """``(label, text, line of code or "")`` of the facts of a finding; facts without text are left out."""
     evidence, location = finding.evidence, finding.location
     out = [("where", place(finding), "")]
     for name, source in (("source", location.source), ("seen at", evidence.get("detected_at"))):
@@ -90,7 +91,7 @@ def _facts(finding: Finding) -> list[tuple[str, str, str]]:
 
 
 def _shares(tensors: Any) -> list[tuple[str, str, Markup]]:
-    """The tensors a finding lists, with the share it is about as a bar."""
+    """``(place, share in percent, bar)`` of the tensors in a finding's evidence; those without a share are left out."""
     out = []
     for entry in _items(tensors)[:16]:
         name = next((k for k in ("flushed_share", "lost_share", "saturated_share") if k in entry), None)
@@ -107,7 +108,7 @@ def _shares(tensors: Any) -> list[tuple[str, str, Markup]]:
 
 
 def _strip(evidence: Any) -> Strip | None:
-    """The exponents as bars over the range of the tensor's own format."""
+    """The exponent histogram of the finding's tensor on the range of its format; None if the evidence has none."""
     if not isinstance(evidence, Mapping):
         return None
     fmt = known_format(str(evidence.get("dtype")))
@@ -119,7 +120,7 @@ def _strip(evidence: Any) -> Strip | None:
         return None
     smallest, largest = max(bin_of(fmt.min_subnormal), EXP_MIN), min(bin_of(fmt.max), EXP_MAX)
     last = histogram.lo + histogram.counts.size - 1
-    wide = largest - smallest > 80  # of FP32 and BF16 only the neighbourhood of the values is worth the room
+    wide = largest - smallest > 80  # the range of FP32 or BF16 is too wide to draw: show the surroundings of the values
     low = min(histogram.lo, smallest) - 2 if not wide else histogram.lo - 6
     high = max(last, largest) + 3 if not wide else last + 7
     top = math.log2(1 + int(histogram.counts.max()))
@@ -147,7 +148,7 @@ def _strip(evidence: Any) -> Strip | None:
 
 
 def _bands(fmt: Format, low: float, high: float, height: float) -> list[Markup]:
-    """What lies outside a format, and where it has fewer bits."""
+    """Rectangles for the ranges outside a format and for its subnormal range; the x axis is the binary exponent."""
     flush, normal = math.log2(fmt.flush_limit), math.log2(fmt.min_normal)
     end = math.log2(fmt.max)
     spans = ((low, flush, "outside"), (flush, normal, "subband"), (end, high, "outside"))
@@ -159,7 +160,7 @@ def _bands(fmt: Format, low: float, high: float, height: float) -> list[Markup]:
 
 
 def _history(finding: Finding) -> Strip | None:
-    """How amax came nearer to the end of the format before it was reached."""
+    """The amax of the healthy steps before the finding, as a line; None with fewer than three steps."""
     seen = [
         (int(h["step"]), float(h["amax"]))
         for h in _items(finding.evidence.get("history"))
@@ -191,7 +192,7 @@ def _history(finding: Finding) -> Strip | None:
 
 
 def _path(view: RunView, finding: Finding) -> list[dict[str, Any]]:
-    """The tensors that lead to the finding's own, then where its values went, up to the loss."""
+    """The tensors on the path to the finding's tensor, then the non-finite tensors after it, up to the loss."""
     entries = _items(finding.evidence.get("path"))
     if not entries:
         return []
@@ -245,7 +246,7 @@ def _node(entry: Mapping[str, Any], state: str, source: str = "") -> dict[str, A
 
 
 def _meter(room: float | None) -> Markup | None:
-    """A bar that is full when nothing is left."""
+    """A bar for a headroom in binades, full at 0; None for None."""
     if room is None:
         return None
     full = 1.0 - min(max(room, 0.0), _METER) / _METER

@@ -1,4 +1,4 @@
-"""Loss, gradient norm, loss scale and learning rate over the steps, with skipped and non-finite steps and incidents."""
+"""Draws loss, gradient norm, loss scale and learning rate over the steps; marks skipped and bad steps and findings."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from precdoctor.numerics.arrays import Floats
 from precdoctor.reporting.html import svg
 from precdoctor.reporting.text import number, power
 
-#: More points than twice this, and each of this many stretches keeps its smallest and largest value.
+#: A series of more than twice this many points is reduced to this many stretches, each drawn with its smallest and
+#: largest value.
 BUCKETS = 500
-#: Ranges wider than this factor are drawn logarithmically.
+#: Series whose largest value is more than this factor above the smallest are drawn logarithmically.
 _LOGARITHMIC = 30.0
 _SCALE = "Loss scale"
 _SERIES = (
@@ -33,7 +34,7 @@ _SERIES = (
 
 @dataclass(frozen=True)
 class Panel:
-    """One series on the common axis."""
+    """The drawing of one series, on the common axis of steps."""
 
     title: str
     high: str
@@ -47,7 +48,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The panels, the axis and what had to be reduced."""
+    """The panels with their axis, event marks and legend; ``reduced`` is a note if points were left out."""
 
     panels: list[Panel]
     axis: Markup
@@ -58,25 +59,28 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Series:
-    """Values of one column by step, the worst over ranks and optimizers; NaN is a NaN, a missing step is not there."""
+    """The values of one column by step, the worst over ranks and optimizers; steps without a value are left out.
+
+    A bad value (NaN or Inf) is Inf.
+    """
 
     steps: npt.NDArray[np.int64]
     values: Floats
 
 
 def series(view: RunView, column: str) -> Series:
-    """One column of the ``steps`` table."""
+    """A column of the table ``steps`` as a series."""
     frame = view.steps[["step", column, "loss_is_bad"]]
     values = frame[column].astype("float64")
     bad = frame["loss_is_bad"].astype(bool) if column == "loss" else np.isinf(values)
     known = values.notna() | bad
-    # An infinity wins every maximum; it stands for both until the column is drawn.
+    # A bad value becomes Inf, which wins every maximum; the drawing marks NaN and Inf alike.
     worst = values.where(~bad, math.inf)[known].groupby(frame["step"][known]).max()
     return Series(worst.index.to_numpy(dtype=np.int64), worst.to_numpy(dtype=np.float64))
 
 
 def reduce(steps: npt.NDArray[np.int64], values: Floats, buckets: int = BUCKETS) -> list[int]:
-    """Indices to draw: all, or of each stretch the smallest, the largest and the first non-finite value."""
+    """Indices of the points to draw: all, or for each stretch its smallest, largest and first non-finite value."""
     if len(steps) <= 2 * buckets:
         return list(range(len(steps)))
     kept: list[int] = []
@@ -92,7 +96,7 @@ def reduce(steps: npt.NDArray[np.int64], values: Floats, buckets: int = BUCKETS)
 
 
 def timeline(views: Sequence[RunView], findings: Iterable[Finding]) -> Timeline:
-    """All series that hold a value; the second view, if there is one, in the second hue on the same axes."""
+    """The panels of all series with values; a second view is overlaid in another colour."""
     first = min(int(v.steps["step"].min()) for v in views)
     last = max(int(v.steps["step"].max()) for v in views)
     incidents = sorted({int(f.location.step) for f in findings if f.location.step is not None})
@@ -178,7 +182,7 @@ def _axis(across: _Across, incidents: Sequence[int]) -> Markup:
 
 
 def _events(view: RunView, across: _Across, incidents: Sequence[int]) -> Markup | None:
-    """Skipped and non-finite steps as ticks; neighbours closer than a pixel are drawn as one."""
+    """Ticks for skipped and non-finite steps; ticks that would coincide are drawn once. None if there are none."""
     rows: list[Markup] = []
     for y, (column, cls) in enumerate((("skipped", "skip"), ("non_finite", "bad"))):
         values = view.steps[column].astype("float64")
@@ -191,7 +195,7 @@ def _events(view: RunView, across: _Across, incidents: Sequence[int]) -> Markup 
 
 
 def _legend(view: RunView) -> list[tuple[str, str]]:
-    """What the ticks stand for, with how many there are."""
+    """``(column, words)`` for each kind of tick: its meaning, and the number of steps."""
     out = []
     for column, name in (("skipped", "skipped by the loss scaler"), ("non_finite", "with a NaN or Inf")):
         values = view.steps[column].astype("float64")

@@ -1,4 +1,4 @@
-"""Where things are heading: weight updates that do not stick, and headroom that shrinks."""
+"""Prepares the charts of lost updates and of headroom trends."""
 
 from __future__ import annotations
 
@@ -22,19 +22,22 @@ from precdoctor.reporting.html.layers import LABEL, elided, has_several_roots, i
 from precdoctor.reporting.html.survey import Survey, headroom
 from precdoctor.reporting.text import clean, number
 
-#: Rows of each chart.
+#: Most rows of a chart.
 ROWS = 24
-#: Binades of exponent(dw) - exponent(w) that are drawn.
+#: Range of exponent(dw) - exponent(w) that is drawn.
 REL_LOW, REL_HIGH = -40, 4
-#: Tensors with more headroom than this are left alone; points a trend needs; share of pairs that must agree on it.
+#: Most headroom of a tensor in the chart, in binades; fewest points of a trend; share of pairs that must agree on its
+#: sign.
 _NEAR, _POINTS, _AGREEING = 16.0, 6, 0.8
+#: Formats of at most this many bits are left out: their scale uses the whole range by design.
 _SCALED_BITS = 8
 
 
 def updates(view: RunView, survey: Survey) -> dict[str, Any] | None:
-    """The parameters that lose most of their intended updates, in order of depth; None when no update was recorded.
+    """The chart of the parameters that lose the largest share of their updates; None if no update was recorded.
 
-    ``rows`` with how much each loses, and how large the updates were beside it; the ``axis`` of that, and a ``note``.
+    ``rows``, in order of depth, with the lost share and a histogram of exponent(dw) - exponent(w); the ``axis`` of the
+    histograms; a ``note``.
     """
     several = has_several_roots(survey.tensors)
     found = []
@@ -68,7 +71,7 @@ def updates(view: RunView, survey: Survey) -> dict[str, Any] | None:
 
 
 def _relative(histogram: ExponentHistogram, dtype: str) -> Markup:
-    """Bins as bars of logarithmic height; the weight's own limit as a line."""
+    """A histogram with logarithmic heights; a line marks the limit below which updates of this dtype are lost."""
     top = math.log2(1 + int(histogram.counts.max())) if histogram.total else 1.0
     bars: dict[int, float] = {}
     for i, count in enumerate(histogram.counts.tolist()):
@@ -101,7 +104,7 @@ def _relative_axis() -> Markup:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The headroom of one tensor so far, and where it leads."""
+    """The headroom of one tensor over the run, and its extrapolation."""
 
     label: str
     full: str
@@ -115,7 +118,7 @@ class Forecast:
 
 
 def forecasts(view: RunView, survey: Survey) -> list[Forecast]:
-    """The tensors with little headroom left, soonest to reach the end first; empty when none is near."""
+    """The tensors with at most 16 binades of headroom, ordered by the step at which their trend reaches 0."""
     found = []
     several = has_several_roots(survey.tensors)
     for t in in_order(view, survey):
@@ -155,7 +158,10 @@ def forecasts(view: RunView, survey: Survey) -> list[Forecast]:
 
 
 def _trend(steps: npt.NDArray[np.float64], room: npt.NDArray[np.float64]) -> float | None:
-    """Median slope between all pairs of the last half (Theil-Sen); None without enough points, or if pairs disagree."""
+    """Median slope between all pairs of the last half (Theil-Sen), in binades per step.
+
+    None with fewer than ``_POINTS`` points, or if the signs of the slopes disagree.
+    """
     half = max(_POINTS, len(steps) // 2)
     x, y = steps[-half:], room[-half:]
     if len(x) < _POINTS:
@@ -166,7 +172,7 @@ def _trend(steps: npt.NDArray[np.float64], room: npt.NDArray[np.float64]) -> flo
 
 
 def _sketch(survey: Survey, room: npt.NDArray[np.float64], slope: float | None) -> Markup:
-    """Headroom from 0 (bottom) to 16 binades over the run, its continuation dashed over as much again."""
+    """A line of the headroom, 0 (bottom) to 16 binades, over the run in the left half; in the right half its trend."""
     first, last = float(survey.edges[0]), float(survey.last_step)
     span = max(1.0, last - first)
 

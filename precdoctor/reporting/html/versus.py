@@ -1,4 +1,4 @@
-"""Two runs side by side: the tensors they share, those first whose largest element moved most."""
+"""Prepares the table of tensors that two runs share, those first whose amax differs most."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from precdoctor.reporting.html.layers import KIND_TITLES, LABEL, elided, has_sev
 from precdoctor.reporting.html.survey import Survey, TensorId, Total
 from precdoctor.reporting.text import clean, number
 
-#: Rows of the table.
+#: Most rows of the table.
 ROWS = 20
 
 
 def side_by_side(ours: Survey, other: Survey) -> dict[str, Any]:
-    """``pairs`` that differ most, by root, module, kind, name and call, and a ``note`` on what could not be paired."""
+    """``pairs``: the common tensors whose amax differs most; ``note``: how many tensors are in both runs.
+
+    Tensors are paired by root, module, kind, name and call.
+    """
     theirs = {_name(t): at for at, t in reversed(list(enumerate(other.tensors)))}
     several = has_several_roots(ours.tensors)
     found: list[tuple[float, dict[str, Any]]] = []

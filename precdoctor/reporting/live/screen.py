@@ -1,4 +1,4 @@
-"""The live view as lines of text: what matters most first, and never more of it than the terminal has room for."""
+"""Renders the live view as lines of text that fit the terminal, the most important first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.text import clean, factor, number, power
 
 _STYLES = {Phase.STARTING: "pd.near", Phase.RUNNING: "pd.good", Phase.SILENT: "pd.near", Phase.ENDED: "pd.strong"}
-#: Of the sentence on it: what is lost is red, what is strange yellow, the rest quiet.
+#: Styles of the sentence on the phase; yellow for phases not listed.
 _TOLD = {Phase.STARTING: "pd.quiet", Phase.ENDED: "pd.quiet", Phase.DIED: "pd.bad", Phase.GONE: "pd.bad"}
 _SERIES = (
     ("loss", "loss", False),
@@ -36,7 +36,7 @@ _MARKS = {"error": "pd.error", "warning": "pd.warning", "info": "pd.info"}
 
 @dataclass(frozen=True)
 class Size:
-    """Of the terminal, in characters, and whether it can draw blocks."""
+    """Width and height of the terminal in characters, and whether it lacks block characters."""
 
     width: int
     height: int
@@ -44,7 +44,7 @@ class Size:
 
 
 def screen(watcher: Watcher, check: Check, size: Size) -> Text:
-    """At most ``size.height`` lines of at most ``size.width`` characters."""
+    """The whole screen: at most ``size.height`` lines of at most ``size.width`` characters."""
     head = _head(watcher, size)
     series = _series(watcher.picture, size)
     foot = _foot(watcher, check)
@@ -70,14 +70,14 @@ def screen(watcher: Watcher, check: Check, size: Size) -> Text:
     return Text("\n").join(lines[: size.height])
 
 
-#: One character each, so that styles stay where they are.
+#: ASCII replacements, of one character each, so that the offsets of styles stay valid.
 _PLAIN = str.maketrans({"…": "~", "–": "-"})
-#: Terminals lower than this do without blank lines.
+#: Terminals with fewer lines than this get no blank lines.
 _ROOMY = 20
 
 
 def name_of(path: Path) -> str:
-    """A run directory as people call it."""
+    """The name of a run directory; its parent's if it is called ``run``."""
     path = path.resolve()
     return clean(path.parent.name if path.name == "run" else path.name, 60)
 
@@ -106,12 +106,12 @@ def _head(watcher: Watcher, size: Size) -> list[Text]:
 
 
 def duration(seconds: float) -> str:
-    """``12 ms``, ``3.4 s``."""
+    """A duration: ``12 ms``, ``3.4 s``."""
     return f"{seconds * 1000:.3g} ms" if seconds < 1.0 else f"{seconds:.3g} s"
 
 
 def _series(picture: Picture, size: Size) -> list[Text]:
-    """One line per series: first value kept, the line, the last value."""
+    """One line per series: first value, sparkline, last value; then the numbers of skipped and non-finite steps."""
     lines = []
     width = max(8, min(100, size.width - _LABEL - 2 * _VALUE - 4))
     for name, title, log in _SERIES:
@@ -136,7 +136,7 @@ def _series(picture: Picture, size: Size) -> list[Text]:
 
 
 def _tables(picture: Picture, size: Size, room: int) -> list[list[Text]]:
-    """Up to two tables of tensors in ``room`` lines."""
+    """Up to two tables of tensors, of at most ``room`` lines together."""
     if room < 2 or not picture.tensors:
         return []
     subnormal = picture.most_subnormal(room)
@@ -165,7 +165,7 @@ def _table(title: str, tensors: Sequence[Tensor], size: Size, *, share: bool) ->
         )
         histogram = tensor.histogram
         evidence = {"dtype": tensor.dtype, "exp_lo": histogram.lo, "exp_hist": histogram.counts}
-        drawn = RangeBar.of(evidence, bar - 1)  # the mark between subnormal and normal numbers takes one
+        drawn = RangeBar.of(evidence, bar - 1)  # the mark between subnormal and normal takes a cell
         if drawn is not None:
             line.append_text(drawn.text(ascii_only=size.ascii_only, ends=False))
         lines.append(line)
@@ -179,7 +179,7 @@ def _room(tensor: Tensor) -> str:
 
 
 def label_of(tensor: Tensor) -> str:
-    """``blocks.3.attn gradient`` for what goes through a module, ``blocks.3.attn.weight`` for what it owns."""
+    """The label of a tensor: ``blocks.3.attn gradient``; ``blocks.3.attn.weight`` for a parameter or buffer."""
     module, kind = tensor.module or tensor.root, _SHORT.get(tensor.kind, tensor.kind)
     if tensor.kind in (*FORWARD_KINDS, "grad_output"):
         words = [module, kind, tensor.name]
@@ -189,7 +189,7 @@ def label_of(tensor: Tensor) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """The end of a name tells it apart, so the beginning goes first."""
+    """``text`` cut to ``width`` characters at its beginning, because names differ at their ends."""
     return text if len(text) <= width else "…" + text[1 - width :]
 
 
@@ -205,7 +205,7 @@ def _findings(check: Check) -> list[Text]:
 
 
 def finding_line(finding: Mapping[str, Any]) -> Text:
-    """``ERROR PD101  title``, from the JSON of a diagnosis."""
+    """A finding of a JSON report in one line: ``ERROR PD101  title``."""
     severity = clean(finding.get("severity"), 10)
     return Text.assemble(
         (severity.upper(), _MARKS.get(severity, "pd.info")),
