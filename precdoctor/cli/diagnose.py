@@ -67,7 +67,7 @@ def diagnose(
 
 
 def _write_prescription(view: RunView, diagnosis: Diagnosis, file: Path, *, force: bool) -> None:
-    """What to change, and what to type to have it tried."""
+    """Write the prescriptions to ``file``, and print the command that applies them."""
     from precdoctor.diagnosis.prescriptions.file import dumps
     from precdoctor.diagnosis.prescriptions.prescribed import prescribe
 

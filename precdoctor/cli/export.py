@@ -1,4 +1,4 @@
-"""``precdoctor export``: a run for other tools."""
+"""``precdoctor export``: write a run for other tools."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _make(folder: Path, *, force: bool) -> None:
 
 
 def _exporter(target: str) -> Callable[..., list[Path]]:
-    """Loaded when asked for: two of them need packages that not everybody has."""
+    """The export function of a target, imported on use, because two of them need optional packages."""
     from importlib import import_module
 
     home = {"csv": "tables", "parquet": "tables"}.get(target, target)
@@ -90,7 +90,7 @@ def _exporter(target: str) -> Callable[..., list[Path]]:
 
 
 def _next(target: str, folder: Path, files: list[Path]) -> str:
-    """What to type to look at it."""
+    """The end of the final message: the command that shows the export, or the names of its files."""
     if target == "tensorboard":
         return f"; next, type: tensorboard --logdir {folder}"
     if target == "wandb":

@@ -1,4 +1,4 @@
-"""``precdoctor report``: one HTML file to look at and to send."""
+"""``precdoctor report``: write a run's report as one HTML file."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def report(
 
 
 def write(page: str, file: Path, *, force: bool) -> None:
-    """The page into ``file``, whole or not at all. A link stays, and the file that it leads to is replaced.
+    """Write the page to ``file`` atomically. If ``file`` is a link, its target is replaced.
 
     Raises:
-        RunExistsError: something that is not a report is there and ``force`` is not given.
+        RunExistsError: ``file`` exists, is not a report, and ``force`` is not given.
         UsageError: the file cannot be written.
     """
     import os
@@ -92,7 +92,7 @@ def write(page: str, file: Path, *, force: bool) -> None:
 
 
 def is_report(file: Path) -> bool:
-    """Whether the file is one that `precdoctor report` wrote."""
+    """Return whether `precdoctor report` wrote the file."""
     from precdoctor.reporting.html.page import MARK
 
     with file.open("rb") as stream:

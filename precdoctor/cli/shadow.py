@@ -1,4 +1,4 @@
-"""``precdoctor shadow``: is it precision, or my code?"""
+"""``precdoctor shadow``: train with a comparison to FP32 on some steps."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def shadow(
 
 
 def _tell(place: Path, settings: Settings, shape: str, worst: int) -> None:
-    """The report on stdout; the command's status stands whatever becomes of it."""
+    """Print the report to stdout. A failure is only a message, because the exit status is the command's."""
     import os
 
     from precdoctor.runlog import open_run
     from precdoctor.runlog.layout import rank_directories
 
     if not place.is_dir() or not rank_directories(place):
-        return  # why nothing was recorded was said
+        return  # the recorder has already reported why nothing was recorded
     try:
         run = open_run(place)
         _report(run, settings, shape, worst)

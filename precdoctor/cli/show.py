@@ -1,4 +1,4 @@
-"""``precdoctor show``: what is in a run."""
+"""``precdoctor show``: summarise the content of a run."""
 
 from __future__ import annotations
 

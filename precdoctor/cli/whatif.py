@@ -1,4 +1,4 @@
-"""``precdoctor whatif``: what a run's tensors would become in another number format."""
+"""``precdoctor whatif``: predict a run's tensors in another number format."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def whatif(
 
 
 def _answered(run: Path | None, output: Path | None, write: Callable[..., None], *, force: bool) -> int:
-    """Have ``write`` answer from a run, which is opened first, on a stream."""
+    """Open the run, then the output, and call ``write`` with both; return 0."""
     recorded = opened(run)
     with destination(output, force=force) as stream:
         write(recorded, stream=stream)
@@ -245,7 +245,11 @@ def _with(plan: PlanT, remark: str | None) -> PlanT:
 
 
 def _shape(asked: str | None, output: Path | None, *, plan: bool) -> str:
-    """The output format: of a plan that goes to a file, what the file's name says, or TOML."""
+    """The output format; for a plan to a file without ``--output-format``: JSON for ``.json``, else TOML.
+
+    Raises:
+        ValueError: an unknown format.
+    """
     if asked is not None:
         return str(choice("full", "json", "toml")(asked) if plan else choice(*_SHAPES)(asked))
     if plan and output is not None:
@@ -254,10 +258,10 @@ def _shape(asked: str | None, output: Path | None, *, plan: bool) -> str:
 
 
 def _refuse(flags: Mapping[str, Any], why: str) -> None:
-    """Flags that would be ignored are a mistake.
+    """Refuse flags that would have no effect; ``why`` is the reason for the message.
 
     Raises:
-        UsageError: one of them was given.
+        UsageError: a flag has a value.
     """
     for flag, value in flags.items():
         if value:
@@ -274,7 +278,11 @@ def _kinds(chosen: list[str] | None) -> tuple[str, ...] | None:
 
 
 def _multiplier(option: str, raw: str | None) -> float | None:
-    """``64``, ``0.5``, ``2^13``, ``2**13``; what is not finite and positive is refused where the recipe is made."""
+    """Parse a scale: ``64``, ``0.5``, ``2^13``, ``2**13``. The recipe refuses values that are not finite and positive.
+
+    Raises:
+        ValueError: not a number, or out of range.
+    """
     if raw is None:
         return None
     power = re.fullmatch(r"\s*2(?:\^|\*\*)\s*([+-]?\d+)\s*", raw)
@@ -285,7 +293,7 @@ def _multiplier(option: str, raw: str | None) -> float | None:
 
 
 def _share(option: str, raw: str) -> float:
-    """``0.5%`` or ``0.005``."""
+    """Parse a share between 0 and 1: ``0.5%`` or ``0.005``."""
     try:
         share = float(raw.removesuffix("%")) / (100.0 if raw.endswith("%") else 1.0)
     except ValueError:

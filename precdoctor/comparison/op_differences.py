@@ -158,8 +158,8 @@ class _Side:
         return _nearest(x, itertools.islice(self._by_size.get(x.numel, {}).values(), _MOST))
 
     def leaves(self, op: Op, x: OpTensor) -> bool:
-        """Return whether result ``x`` of an unpaired op counts: a paired op reads it, it is a state written in place, or
-        the op is compiled code.
+        """Return whether result ``x`` of an unpaired op counts: a paired op reads it, it is a state written in place,
+        or the op is compiled code.
         """
         readers = self._readers.get(op.index, [])
         if op.is_compiled:
