@@ -171,7 +171,7 @@ def _rows(view: RunView, steps: Sequence[int]) -> pd.DataFrame:
 
 
 def _drifts(compared: pd.DataFrame, keys: Sequence[Key]) -> Iterator[Drift]:
-    """One drift per tensor. Of several ranks on a step, the largest distance counts; other values are of the first."""
+    """One drift per tensor. Of several ranks on a step, the largest distance counts; other values are the first's."""
     held = compared[compared["distance"].notna()]
     points = groups(held, ("tensor", "step"))
     course = held.iloc[firsts(points)].assign(distance=largest(points, held["distance"]))

@@ -201,7 +201,7 @@ def _loss(reference: RunView, view: RunView) -> list[Finding]:
 
 
 def _gradients(view: RunView, steps: Sequence[int]) -> Course:
-    """The gradients as the optimizer reads them, the largest over ranks. Rows with a zero or NaN are left out."""
+    """The gradients as the optimizer reads them, the largest over ranks. Rows of zeros or with NaN are left out."""
     view.keep(steps)
     rows = view.measured(["multiplier"], ("weight_grad_step",), columns=("numel", "amax", "sum_sq", "nan"), steps=steps)
     rows = rows[(rows["amax"] > 0.0) & (rows["sum_sq"] > 0.0) & (rows["nan"] == 0)]

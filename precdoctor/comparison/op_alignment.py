@@ -92,8 +92,8 @@ def distance(a: OpTensor, b: OpTensor) -> float | None:
     """Relative L2 distance, element by element in logical order; shapes may differ.
 
     Returns:
-        0 for equal bits; infinite if the numbers of NaN or infinities differ; None if it is unknown, as for tensors of
-        different sizes.
+        0 for equal bits; infinite if the numbers of NaN or infinities differ, or the bits do and there is no sketch;
+        None if it is unknown, as for tensors of different sizes.
     """
     if a.fingerprint is not None and a.fingerprint == b.fingerprint:
         return 0.0

@@ -361,7 +361,7 @@ class _Comparer:
         own = _PER_OP * math.sqrt(max(len(a), len(b), 1)) * roundoff(tensors)
         return own + _AMPLIFIED * max(entering, default=0.0)
 
-    # --- what follows from what --------------------------------------------------------------------------------------
+    # --- distances and parents ---------------------------------------------------------------------------------------
 
     def _note(self, x: OpTensor, y: OpTensor, apart: float | None) -> None:
         for side, tensor in ((self._a, x), (self._b, y)):

@@ -39,7 +39,7 @@ class Pairing:
         loss: median loss of the run over the last quarter of the steps; None if no loss is finite.
         skipped: share of the steps that the run's loss scaler skipped.
         bad_losses: steps whose loss is non-finite in the run but not in the baseline.
-        losses: ``(step, found, expected)`` if the baseline was learned from a single open run; else empty.
+        losses: ``(step, found, expected)`` if two runs are compared (:func:`pair`); empty for any other baseline.
         names: renamed modules, ``module in the run -> module in the baseline``.
     """
 

@@ -127,7 +127,7 @@ def deviations(pairing: Pairing, at: int, growth: float) -> Iterator[Deviation]:
 
 
 def _module_units(tensors: Sequence[tuple[Key, Summary, Expected]]) -> dict[tuple[str, str], float]:
-    """By module, the unit roundoff of the narrowest dtype among its tensors in the baseline, float32 at least."""
+    """By module, the unit roundoff of the narrowest dtype among its tensors in the baseline, at least float32's."""
     units: dict[tuple[str, str], float] = {}
     for key, _, expected in tensors:
         place = (key[0], key[1])

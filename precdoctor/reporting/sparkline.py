@@ -14,7 +14,7 @@ def sparkline(values: Sequence[float | None], width: int = 60, *, ascii_only: bo
     """``values`` as at most ``width`` characters; ``x`` is a NaN or Inf, a blank is a missing value.
 
     Args:
-        values: one number per step, in order; None where nothing was recorded.
+        values: one number per step, in order; None for a step without one.
         width: most characters; longer series are divided into buckets, which show a non-finite value if they hold one,
             else their largest value.
         ascii_only: use plain ASCII levels.

@@ -63,7 +63,7 @@ class PartCache:
         self._sound[stamp] = found
 
     def manifest(self, path: Path, read: Callable[[], dict[str, Part]]) -> dict[str, Part]:
-        """The result of ``read`` for the parts.jsonl at ``path``; calls ``read`` again only if the file has changed.
+        """The result of ``read`` for the parts.jsonl at ``path``, cached while the file is unchanged.
 
         Raises:
             OSError: as ``read``.
@@ -78,7 +78,7 @@ class PartCache:
         return known[1]
 
     def listing(self, directory: Path, read: Callable[[], _T]) -> _T:
-        """The result of ``read`` for this directory; calls ``read`` again only if an entry was added or removed.
+        """The result of ``read`` for this directory, cached while no entry is added or removed.
 
         Raises:
             OSError: the directory is gone, or as ``read``.

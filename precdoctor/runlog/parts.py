@@ -264,7 +264,7 @@ def _columns_present(name: str, schema: pa.Schema, table: str, names: Sequence[s
     """The columns of ``names`` that the part has.
 
     Raises:
-        CorruptRunError: a column is there twice, has the wrong type, or is absent though not nullable.
+        CorruptRunError: a column occurs twice, has the wrong type, or is absent although it is not nullable.
     """
     known = _present.get(table)
     if known is not None and known[0] == names and known[1].equals(schema):

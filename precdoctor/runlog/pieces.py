@@ -18,7 +18,7 @@ from precdoctor.runlog.part_cache import PartCache
 from precdoctor.runlog.parts import joined, open_rows, sealed_rows, with_attempt
 from precdoctor.runlog.survey import read_manifest, readable, survey
 
-#: A directory with more rows than this is read in several pieces, where its parts allow that.
+#: Most rows of a piece, unless a single part has more.
 PIECE_ROWS: Final = 1 << 21
 
 

@@ -160,11 +160,11 @@ OPS: Final = pa.schema(
         pa.field("step", pa.int64(), nullable=False),
         pa.field("rank", pa.int32(), nullable=False),
         pa.field("micro_step", pa.int32()),
-        pa.field("index", pa.int64(), nullable=False),  # number of the op in its step, by the start of the ops, from 0
+        pa.field("index", pa.int64(), nullable=False),  # number of the op in its step, in order of start, from 0
         pa.field("op", _name, nullable=False),  # "aten.mul.Tensor"; "compiled.forward" and "compiled.backward"
         pa.field("phase", _name, nullable=False),  # forward, loss, backward, recompute, optimizer or script
         pa.field("root", _name, nullable=False),
-        pa.field("module", _name, nullable=False),  # whose forward ran the op; for a backward op: ran its forward op
+        pa.field("module", _name, nullable=False),  # whose forward ran the op; for a backward op, its forward op
         pa.field("file", _name),
         pa.field("line", pa.int32()),
         pa.field("code", _name),

@@ -61,7 +61,7 @@ class Timeline:
 class Series:
     """The values of one column by step, the worst over ranks and optimizers; steps without a value are left out.
 
-    A bad value (NaN or Inf) is Inf.
+    An infinite value, or a non-finite loss, is Inf. NaN in another column counts as no value.
     """
 
     steps: npt.NDArray[np.int64]
@@ -74,7 +74,7 @@ def series(view: RunView, column: str) -> Series:
     values = frame[column].astype("float64")
     bad = frame["loss_is_bad"].astype(bool) if column == "loss" else np.isinf(values)
     known = values.notna() | bad
-    # A bad value becomes Inf, which wins every maximum; the drawing marks NaN and Inf alike.
+    # A non-finite loss becomes Inf, which wins every maximum; the drawing marks NaN and Inf alike.
     worst = values.where(~bad, math.inf)[known].groupby(frame["step"][known]).max()
     return Series(worst.index.to_numpy(dtype=np.int64), worst.to_numpy(dtype=np.float64))
 

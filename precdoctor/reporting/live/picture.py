@@ -64,7 +64,7 @@ class Tensor:
 
     @property
     def headroom(self) -> float | None:
-        """Binades between amax and the dtype's maximum; None for an unknown or 8-bit dtype, or if amax is 0 or None."""
+        """Binades from amax to the dtype's maximum; None for an unknown dtype, one of at most 8 bits, or amax 0."""
         fmt = self.format
         return fmt.headroom(self.amax) if fmt is not None and fmt.bits > _SCALED_BITS and self.amax else None
 
