@@ -14,7 +14,7 @@ import typer
 from precdoctor.cli import options
 from precdoctor.cli.common import opened, say, say_command
 from precdoctor.errors import NothingRecordedError, UsageError
-from precdoctor.runlog.layout import made_here
+from precdoctor.runlog.layout import launched_here
 from precdoctor.runlog.shell import quoted_command, quoted_path
 
 if TYPE_CHECKING:
@@ -50,14 +50,14 @@ def autopsy(
     found = opened(run)
     command, cwd = _command(found)
     if dry_run:
-        print(_shown(command, cwd))  # noqa: T201 - what was asked for
+        print(_shell_line(command, cwd))  # noqa: T201 - what was asked for
         return 0
-    if not yes and not made_here(found.path, found.info):
-        _ask(found, _shown(command, cwd))
+    if not yes and not launched_here(found.path, found.info):
+        _ask(found, _shell_line(command, cwd))
     return second_run(found)
 
 
-def _shown(command: Sequence[str], cwd: str) -> str:
+def _shell_line(command: Sequence[str], cwd: str) -> str:
     return f"cd {quoted_path(cwd)} && {quoted_command(command)}"
 
 
@@ -104,10 +104,10 @@ def second_run(run: Run, *, died: bool = True) -> int:
     with _in_directory(cwd):
         launch(command, directory, options, force=True, quiet=True)
     again = RunView(open_run(directory))
-    return _told(run, again, agreement(view, again, chosen.last - 1), chosen)
+    return _report(run, again, agreement(view, again, chosen.last - 1), chosen)
 
 
-def _told(run: Run, again: RunView, agrees: Any, chosen: Plan) -> int:
+def _report(run: Run, again: RunView, agrees: Any, chosen: Plan) -> int:
     shown = os.path.relpath(run.path)
     traced = [e for e in again.events_of("incident") if e["data"].get("live")]
     if not traced:

@@ -112,7 +112,7 @@ def rule_options(settings: Settings) -> dict[str, dict[str, Any]]:
 
 
 #: Seconds before the first progress line, and between updates.
-_PATIENCE, _PERIOD = 1.0, 0.2
+_DELAY, _PERIOD = 1.0, 0.2
 _ERASE = "\r\x1b[2K"
 
 
@@ -122,7 +122,7 @@ class Progress:
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
         self._clock = clock
-        self._next = clock() + _PATIENCE
+        self._next = clock() + _DELAY
         self._shown = False
 
     def __call__(self, what: str, done: int, of: int) -> None:
@@ -157,7 +157,7 @@ def deliver(report: Report, shape: str, output: Path | None, also: Iterable[str]
     """
     from precdoctor.reporting.outputs import WRITERS
 
-    wanted = [(shape, output), *(_parsed(entry) for entry in also)]
+    wanted = [(shape, output), *(_parsed_also(entry) for entry in also)]
     files = [file for _, file in wanted if file is not None]
     twice = next((file for file in files if files.count(file) > 1), None)
     if twice is not None:
@@ -168,7 +168,7 @@ def deliver(report: Report, shape: str, output: Path | None, also: Iterable[str]
             WRITERS[name](report, stream)
 
 
-def _parsed(entry: str) -> tuple[str, Path]:
+def _parsed_also(entry: str) -> tuple[str, Path]:
     shape, equals, file = entry.partition("=")
     if not equals or not file:
         raise UsageError(f"--also takes FORMAT=FILE, such as junit=precdoctor.xml, got {entry!r}")

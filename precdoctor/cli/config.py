@@ -83,7 +83,7 @@ _PREFIX = "PRECDOCTOR_"
 _MAX_BYTES = 4 << 20
 #: Keys that run a command, change the training or write files. They count only in a file that the user owns, not in one
 #: of root.
-_ACTS = frozenset(("on-finding", "apply", "output", "also"))
+_TRUSTED_KEYS = frozenset(("on-finding", "apply", "output", "also"))
 
 
 class Settings:
@@ -126,11 +126,11 @@ class Settings:
 
     def _nearest(self, here: Path) -> tuple[Path | None, Mapping[str, Any]]:
         """``(file, its table)`` of the nearest trusted settings file; ``(None, {})`` if none. Fills ``refused``."""
-        for directory in _searched(here):
+        for directory in _search_path(here):
             for file in (directory / "precdoctor.toml", directory / "pyproject.toml"):
                 if not file.is_file():
                     continue
-                why = _why_not_trusted(file)
+                why = _reason_for_distrust(file)
                 if why is None:
                     table = _load(file) if file.name == "precdoctor.toml" else _table(file)
                     if table is not None:
@@ -155,7 +155,7 @@ class Settings:
                 if key not in SETTINGS[section]:
                     near = did_you_mean(key, SETTINGS[section])
                     raise UsageError(f"{file}: no key {written!r} in [{_title(file, section)}]{near}")
-                if foreign and key in _ACTS:
+                if foreign and key in _TRUSTED_KEYS:
                     self.notes.append(f"{file}: {written} is not used, because the file is not yours; give --{key}")
                     continue
                 self._values[section, key] = values.read(SETTINGS[section][key], value, f"{file}: {written}")
@@ -185,7 +185,7 @@ def _title(file: Path, section: str) -> str:
     return section if file.name == "precdoctor.toml" else f"tool.precdoctor.{section}"
 
 
-def _searched(here: Path) -> Iterator[Path]:
+def _search_path(here: Path) -> Iterator[Path]:
     """The directories to search, nearest first, up to the repository root or the home directory."""
     above = (here, *here.parents)
     home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home() raises for users without one
@@ -193,7 +193,7 @@ def _searched(here: Path) -> Iterator[Path]:
     yield from above[: ends[0] + 1 if ends else 1]
 
 
-def _why_not_trusted(file: Path) -> str | None:
+def _reason_for_distrust(file: Path) -> str | None:
     """Why another user could have written a file; None if it and its directory belong to this user or to root.
 
     Write permission of the group is a reason, unless it is the user's primary group: many systems give every user a

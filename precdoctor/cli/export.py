@@ -53,7 +53,7 @@ def export(
             raise UsageError(f"--kind: there are no {each!r} tensors{did_you_mean(each, KINDS)}")
     found = opened(run)
     folder = Path(f"{found.path.resolve().name}-{target}") if output is None else output
-    _make(folder, force=force)
+    _make_folder(folder, force=force)
     try:
         files = _exporter(target)(found, folder, Choice(tuple(kind or ()), tuple(module or ())))
     except OSError as error:
@@ -63,11 +63,11 @@ def export(
             folder.rmdir()
     if not files:
         raise UsageError(f"{found.path} holds nothing to export yet")
-    say(f"Wrote {folder}{_next(target, folder, files)}")
+    say(f"Wrote {folder}{_hint(target, folder, files)}")
     return 0
 
 
-def _make(folder: Path, *, force: bool) -> None:
+def _make_folder(folder: Path, *, force: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; name a directory with -o DIR")
     if folder.is_dir() and any(folder.iterdir()) and not force:
@@ -89,7 +89,7 @@ def _exporter(target: str) -> Callable[..., list[Path]]:
     return function  # type: ignore[no-any-return]
 
 
-def _next(target: str, folder: Path, files: list[Path]) -> str:
+def _hint(target: str, folder: Path, files: list[Path]) -> str:
     """The end of the final message: the command that shows the export, or the names of its files."""
     if target == "tensorboard":
         return f"; next, type: tensorboard --logdir {folder}"

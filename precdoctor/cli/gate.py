@@ -82,7 +82,7 @@ def gate(
     bases = () if write_baseline is not None else settings.get("gate", "baseline", baseline) or ()
     shape = settings.get("gate", "output-format", output_format) or "full"
     flags = {"select": select, "ignore": ignore, "fail-on": fail_on, "aggregate": aggregate}
-    report = _judged(found, bases, settings, flags, settings.get("gate", "fail-if", fail_if) or (), allow)
+    report = _gate_report(found, bases, settings, flags, settings.get("gate", "fail-if", fail_if) or (), allow)
     if write_baseline is not None and report.exit_code == 0:
         _write(found, write_baseline, force=force)
         return 0
@@ -93,7 +93,7 @@ def gate(
     return report.exit_code
 
 
-def _judged(
+def _gate_report(
     runs: Sequence[Run],
     bases: Sequence[Path],
     settings: Settings,

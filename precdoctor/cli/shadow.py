@@ -70,11 +70,11 @@ def shadow(
     words = command_line(list(command or []), module)
     place = settings.get("shadow", "output", output) or default_run_directory(words)
     status = launch(words, place.absolute(), options, force=force, quiet=True)
-    _tell(place.absolute(), settings, shape, count)
+    _print_report(place.absolute(), settings, shape, count)
     return status
 
 
-def _tell(place: Path, settings: Settings, shape: str, worst: int) -> None:
+def _print_report(place: Path, settings: Settings, shape: str, worst: int) -> None:
     """Print the report to stdout. A failure is only a message, because the exit status is the command's."""
     import os
 

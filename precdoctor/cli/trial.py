@@ -91,7 +91,7 @@ def trial(
     statuses = _run_both(words, tried, plan, place, count, force=force)
     if INTERRUPTED in statuses:
         return INTERRUPTED
-    found = _judged(tried, place, statuses, share, rules)
+    found = _judged_trial(tried, place, statuses, share, rules)
     return _report(*found, place, shape, listed)
 
 
@@ -127,7 +127,7 @@ def _run_both(
     return original, planned
 
 
-def _judged(
+def _judged_trial(
     plan: PlanFile, place: Path, statuses: tuple[int, int], share: float, rules: RuleOptions
 ) -> tuple[Trial, dict[str, Any]]:
     """``(trial, descriptions of its two runs)``.

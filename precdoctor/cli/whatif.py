@@ -124,7 +124,7 @@ def whatif(
     if replayed.mode is not None:
         given = {"--scaling": scaling, "--scale": scale, "--scale-rule": scale_rule, "--loss-scale": loss_scale}
         _refuse({**given, "--plan": plan, "--horizon": horizon}, f"{replayed.mode} is a question of its own")
-        return _answered(run, output, partial(write_replay, asked=replayed, shape=shape, worst=count), force=force)
+        return _answer(run, output, partial(write_replay, asked=replayed, shape=shape, worst=count), force=force)
     from precdoctor.diagnosis.offline.whatif.forecast import Question
     from precdoctor.diagnosis.offline.whatif.recipe import SCALINGS, ask
     from precdoctor.diagnosis.offline.whatif.target import Target
@@ -138,19 +138,19 @@ def whatif(
         _refuse(given, "--state NAME asks about the states of the optimizer alone")
         recipe = ask(state, scaling=scaling, scale=scales[0], rule=rule)
         states = partial(_write_states, recipe=recipe, asked=(module, span), shape=shape, worst=count)
-        return _answered(run, output, states, force=force)
+        return _answer(run, output, states, force=force)
     if plan:
         given = {"--format": number_format, "--scaling": scaling, "--scale": scale, "--scale-rule": scale_rule}
         _refuse({**given, "--loss-scale": loss_scale, "--kind": kind}, "a plan chooses formats and scalings itself")
         planned = partial(_write_plan, target=target, asked=(module, span, goal), shape=shape)
-        return _answered(run, output, planned, force=force)
+        return _answer(run, output, planned, force=force)
     _refuse({"--horizon": horizon}, "only a plan extrapolates; add --plan")
     recipe = ask(number_format or "e4m3", scaling=scaling, scale=scales[0], loss_scale=scales[1], rule=rule)
     asked = Question(recipe, target, _kinds(kind), module, span)
-    return _answered(run, output, partial(_write, asked=asked, shape=shape, worst=count), force=force)
+    return _answer(run, output, partial(_write, asked=asked, shape=shape, worst=count), force=force)
 
 
-def _answered(run: Path | None, output: Path | None, write: Callable[..., None], *, force: bool) -> int:
+def _answer(run: Path | None, output: Path | None, write: Callable[..., None], *, force: bool) -> int:
     """Open the run, then the output, and call ``write`` with both; return 0."""
     recorded = opened(run)
     with destination(output, force=force) as stream:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Functions that make the JSON document of an answer, and print it; both get the description of the run, the second
 #: also a console.
-_Told = tuple[Callable[[Mapping[str, Any]], dict[str, Any]], Callable[[Mapping[str, Any], "Console"], None]]
+_Answer = tuple[Callable[[Mapping[str, Any]], dict[str, Any]], Callable[[Mapping[str, Any], "Console"], None]]
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def write_replay(run: Run, asked: ReplayQuestion, shape: str, worst: int, stream
         show(facts, make_console(stream))
 
 
-def _loss_scaler(view: RunView, asked: ReplayQuestion, _worst: int) -> _Told:
+def _loss_scaler(view: RunView, asked: ReplayQuestion, _worst: int) -> _Answer:
     from precdoctor.diagnosis.offline.replay.loss_scale import replay_loss_scale, used_policy
     from precdoctor.diagnosis.offline.replay.specs import parse_policy
     from precdoctor.numerics.names import find_element_format
@@ -121,7 +121,7 @@ def _loss_scaler(view: RunView, asked: ReplayQuestion, _worst: int) -> _Told:
     return document, partial(replay_view.print_loss_scale, answer)
 
 
-def _recipe(view: RunView, asked: ReplayQuestion, worst: int) -> _Told:
+def _recipe(view: RunView, asked: ReplayQuestion, worst: int) -> _Answer:
     from precdoctor.diagnosis.offline.replay.blocks import replay_blocks
     from precdoctor.diagnosis.offline.replay.fp8 import CANDIDATES, KINDS, best_delayed, replay_recipes
     from precdoctor.diagnosis.offline.replay.specs import parse_operand_format, parse_recipe
@@ -147,7 +147,7 @@ def _recipe(view: RunView, asked: ReplayQuestion, worst: int) -> _Told:
     return document, partial(replay_view.print_recipe, replays, best, worst=worst)
 
 
-def _accumulator(view: RunView, asked: ReplayQuestion, worst: int) -> _Told:
+def _accumulator(view: RunView, asked: ReplayQuestion, worst: int) -> _Answer:
     from precdoctor.diagnosis.offline.replay.accumulator import replay_accumulator
     from precdoctor.diagnosis.offline.replay.specs import parse_accumulator
     from precdoctor.reporting import replay_view, whatif_report

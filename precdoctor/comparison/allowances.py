@@ -92,7 +92,7 @@ def accept_lines(
 ) -> list[Line]:
     """The lines, allowed failures reduced to information; ``used`` collects the allowances applied."""
     return [
-        line if line.passed or (found := _first(allowances, line.code, line.module, today, used)) is None
+        line if line.passed or (found := _first_match(allowances, line.code, line.module, today, used)) is None
         else line.accept(found.words)
         for line in lines
     ]  # fmt: skip
@@ -100,17 +100,17 @@ def accept_lines(
 
 def accept_finding(finding: Finding, allowances: Sequence[Allowance], today: dt.date, used: set[Allowance]) -> Finding:
     """The finding; reduced to information if it is allowed. ``used`` collects the allowance applied."""
-    found = _first(allowances, finding.code, finding.location.module or "", today, used)
-    return finding if found is None else demoted(finding, "allowed", found.words)
+    found = _first_match(allowances, finding.code, finding.location.module or "", today, used)
+    return finding if found is None else as_information(finding, "allowed", found.words)
 
 
-def demoted(finding: Finding, key: str, reason: str) -> Finding:
+def as_information(finding: Finding, key: str, reason: str) -> Finding:
     """The finding with severity information, and ``reason`` in its evidence (under ``key``) and in its message."""
     message = f"{finding.message} {key.capitalize()}: {reason}."
     return replace(finding, severity=Severity.INFO, message=message, evidence={**finding.evidence, key: reason})
 
 
-def _first(
+def _first_match(
     allowances: Sequence[Allowance], code: str, module: str, today: dt.date, used: set[Allowance]
 ) -> Allowance | None:
     found = next((a for a in allowances if a.takes(code, module, today)), None)

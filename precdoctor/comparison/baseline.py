@@ -34,7 +34,7 @@ _UNMEASURED = {"fraction": 0.0025, "binades": 0.25, "zeros": 0.05}
 #: Assumed spreads of the run's figures if there is only one healthy run: a share of the loss, and a share of steps.
 _UNMEASURED_LOSS, _UNMEASURED_SKIPPED = 0.0125, 0.025
 #: Fewest tensors of a kind from which the typical spread of that kind is taken.
-_KIN = 8
+_FEWEST_TENSORS = 8
 _UNITS = {metric.name: metric.unit for metric in METRICS}
 HIDDEN = "<hidden>"
 #: Parts of an option's name that mark its value as a secret.
@@ -128,8 +128,8 @@ def learn(views: Sequence[RunView], steps: Sequence[int], sampled: Sequence[int]
         steps=tuple(steps),
         sampled=tuple(sampled),
         tensors=learn_tensors(tables),
-        loss=_learned_run(found, _UNMEASURED_LOSS * abs(median(found))) if found else None,
-        skipped=_learned_run([skipped_share(view, steps) for view in views], _UNMEASURED_SKIPPED),
+        loss=_learned_figure(found, _UNMEASURED_LOSS * abs(median(found))) if found else None,
+        skipped=_learned_figure([skipped_share(view, steps) for view in views], _UNMEASURED_SKIPPED),
         bad_losses=frozenset(step for view in views for step in bad_losses(view, steps)),
         provenance=provenance(views),
     )
@@ -194,19 +194,19 @@ def spread_of_zero(name: str, shape: Sequence[int], repeats: int) -> float:
 
 
 def _typical(own: Mapping[tuple[Key, str], float]) -> dict[tuple[str, str], float]:
-    """Median spread by ``(kind of tensor, metric)``; over all kinds if a kind has fewer than ``_KIN`` tensors."""
+    """Median spread by ``(kind of tensor, metric)``; over all kinds if a kind has too few tensors."""
     groups: dict[tuple[str, str], list[float]] = {}
     every: dict[str, list[float]] = {}
     for (key, name), spread in own.items():
         groups.setdefault((key[2], name), []).append(spread)
         every.setdefault(name, []).append(spread)
     return {
-        (kind, name): median(spreads if len(spreads) >= _KIN else every[name])
+        (kind, name): median(spreads if len(spreads) >= _FEWEST_TENSORS else every[name])
         for (kind, name), spreads in groups.items()
     }
 
 
-def _learned_run(values: Sequence[float], unmeasured: float) -> Learned:
+def _learned_figure(values: Sequence[float], unmeasured: float) -> Learned:
     """A figure of the whole run. Few repeats may agree by chance, so half of the assumed spread is the minimum."""
     spread = robust_spread(values) if len(values) > 1 else 0.0
     return Learned(median(values), max(spread, unmeasured if len(values) < 2 else 0.5 * unmeasured))

@@ -10,7 +10,7 @@ from typing import Any
 
 from precdoctor.comparison.divergence import BitComparison, Divergence, compare_bits
 from precdoctor.comparison.drift import Drift, drifts
-from precdoctor.comparison.gate import outcome_of, told_of_all
+from precdoctor.comparison.gate import outcome_of, reported_by_code
 from precdoctor.comparison.lines import Line, findings_of, location_of
 from precdoctor.comparison.pairing import Pairing, pair, subject
 from precdoctor.comparison.predictions import Applied, applied_to
@@ -106,7 +106,7 @@ def compare(
     bits = compare_bits(first, second, pairing.sampled, pairing.names)
     moved = drifts(first, second, pairing.sampled, pairing.names)
     regressions = [r for r in REGRESSIONS if not r.of_gate]
-    lines = told_of_all([x for r in regressions for x in r.compare(r, pairing, settings[r.code])], regressions)
+    lines = reported_by_code([x for r in regressions for x in r.compare(r, pairing, settings[r.code])], regressions)
     where = f"{plural(len(pairing.found), 'tensor')} on {plural(len(pairing.sampled), 'common step')}"
     outcomes = [outcome_of(r.code, r.name, lines[r.code], where) for r in regressions]
     flat = [line for group in lines.values() for line in group]
@@ -166,7 +166,7 @@ def _first_difference(first: Divergence | None) -> list[Finding]:
         "amax": {"from": first.amax[0], "to": first.amax[1]},
     }
     title = f"the runs part at step {first.step}: {tensor}"
-    return [Finding(code, name, Severity.INFO, 1.0, title, first.told, location, evidence=evidence)]
+    return [Finding(code, name, Severity.INFO, 1.0, title, first.sentence, location, evidence=evidence)]
 
 
 def _bits_outcome(bits: BitComparison) -> RuleOutcome:

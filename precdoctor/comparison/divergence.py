@@ -9,13 +9,13 @@ import pandas as pd
 import pyarrow as pa
 
 from precdoctor.comparison.lines import phase_of
-from precdoctor.comparison.paired_rows import Module, paired
+from precdoctor.comparison.paired_rows import Module, pair_rows
 from precdoctor.diagnosis.claims.finding import Phase
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-_HELD = ("module_class", "dtype", "shape", "order", "fingerprint", "amax", "attempt")
+_COMPARED = ("module_class", "dtype", "shape", "order", "fingerprint", "amax", "attempt")
 _KINDS = ("batch", "input", "output", "loss", "grad_output", "weight", "weight_grad", "weight_grad_step", "update")
 #: Most steps to read at once. Reading starts with one step and doubles, so that an early difference costs little and a
 #: late one few reads.
@@ -63,7 +63,7 @@ class Divergence:
     last_equal_step: int | None
 
     @property
-    def told(self) -> str:
+    def sentence(self) -> str:
         """A sentence: how many tensors before this one are equal, and the likely reason of the difference."""
         if not self.equal:
             return f"{self.meaning[:1].upper()}{self.meaning[1:]}."
@@ -74,7 +74,7 @@ class Divergence:
     def meaning(self) -> str:
         """The likely reason of the difference, by the kind of the first tensor that differs."""
         kind = self.key[2]
-        if (changed := self._changed) is not None:
+        if (changed := self._changed_property) is not None:
             return changed
         if kind == "batch":
             return "the runs were given different data: another shuffle, another seed, or other files"
@@ -98,7 +98,7 @@ class Divergence:
         return "gradients are equal and the step is not: other optimizer settings or state"
 
     @property
-    def _changed(self) -> str | None:
+    def _changed_property(self) -> str | None:
         """A changed dtype, shape or setting that explains the difference, in words; None if none changed."""
         if self.dtypes[0] != self.dtypes[1]:
             return f"its dtype changed from {self.dtypes[0]} to {self.dtypes[1]}"
@@ -138,7 +138,7 @@ def compare_bits(a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Mo
     """
     compared, last_equal, done = 0, None, 0
     for window in _windows(steps):
-        pairs = _paired(a, b, window, names)
+        pairs = _paired_frames(a, b, window, names)
         for step in window:
             mine = pairs[pairs["step"] == step]
             done += len(mine) > 0
@@ -163,12 +163,12 @@ def _windows(steps: Sequence[int]) -> Iterator[Sequence[int]]:
         at, size = at + size, min(2 * size, _MOST_STEPS)
 
 
-def _paired(a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Module, Module]) -> pd.DataFrame:
+def _paired_frames(a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Module, Module]) -> pd.DataFrame:
     """Paired rows, columns suffixed ``_a`` and ``_b``; rows without a fingerprint or a partner are left out."""
     ours, theirs = _rows(a, steps), _rows(b, steps)
-    pairs = paired(ours, theirs, names)
-    first, second = ours.iloc[pairs.first], theirs.iloc[pairs.second][list(_HELD)]
-    named = first.rename(columns={c: f"{c}_a" for c in _HELD}), second.add_suffix("_b")
+    pairs = pair_rows(ours, theirs, names)
+    first, second = ours.iloc[pairs.first], theirs.iloc[pairs.second][list(_COMPARED)]
+    named = first.rename(columns={c: f"{c}_a" for c in _COMPARED}), second.add_suffix("_b")
     pairs_of: pd.DataFrame = pd.concat([frame.reset_index(drop=True) for frame in named], axis=1)
     return pairs_of
 
@@ -176,7 +176,7 @@ def _paired(a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Module,
 def _rows(view: RunView, steps: Sequence[int]) -> pd.DataFrame:
     # Leaves out null fingerprints: beside a null, pandas would convert the others to float64 and lose bits.
     known = ("fingerprint", ">=", pa.scalar(0, pa.uint64()))
-    return view.measured((), _KINDS, columns=("phase", *_HELD), steps=steps, where=[known])
+    return view.measured((), _KINDS, columns=("phase", *_COMPARED), steps=steps, where=[known])
 
 
 def _settings(a: tuple[RunView, int], b: tuple[RunView, int], rank: int, step: int) -> tuple[Setting, ...]:

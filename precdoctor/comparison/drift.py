@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from precdoctor.comparison.paired_rows import Module, paired
+from precdoctor.comparison.paired_rows import Module, pair_rows
 from precdoctor.comparison.steps import clean_rows
 from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, largest
 from precdoctor.diagnosis.survey.measures import column
@@ -131,18 +131,18 @@ def drifts(a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Module, 
     """
     known: dict[Key, int] = {}
     windows = [steps[at : at + _STEPS_AT_ONCE] for at in range(0, len(steps), _STEPS_AT_ONCE)]
-    parts = [_compared(a, b, window, names, known) for window in windows]
+    parts = [_compared_rows(a, b, window, names, known) for window in windows]
     compared = pd.concat(parts, ignore_index=True)
     found = _drifts(compared, list(known))
     return sorted(found, key=lambda d: (-d.typical, -d.largest, d.key))
 
 
-def _compared(
+def _compared_rows(
     a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Module, Module], known: dict[Key, int]
 ) -> pd.DataFrame:
     """One row per pair of rows, with the tensor's number in ``known``, to which new tensors are added."""
     first, second = _rows(a, steps), _rows(b, steps)
-    pairs = paired(first, second, names)
+    pairs = pair_rows(first, second, names)
     numbers = np.array([known.setdefault(key, len(known)) for key in pairs.keys], np.int64)
     first, second = first.iloc[pairs.first].reset_index(drop=True), second.iloc[pairs.second].reset_index(drop=True)
     unscale = np.log2(first["multiplier"]) - np.log2(second["multiplier"])

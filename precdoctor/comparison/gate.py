@@ -10,8 +10,8 @@ from typing import Any
 from precdoctor.comparison.allowances import Allowance, expired_lines, unused_notes
 from precdoctor.comparison.baseline import Baseline, learn, learn_alike, provenance
 from precdoctor.comparison.fail_if import Limit
-from precdoctor.comparison.judge import Judged, accept, agreed, judge
-from precdoctor.comparison.lines import Line, findings_of, suspects, told
+from precdoctor.comparison.judge import Judged, accept, aggregated, judge
+from precdoctor.comparison.lines import Line, findings_of, reported_lines, suspects
 from precdoctor.comparison.regressions import REGRESSIONS, Regression
 from precdoctor.comparison.remarks import provenance_differences
 from precdoctor.comparison.steps import UNSAMPLED, sampled_by_all, step_mismatch, usable_steps
@@ -144,17 +144,17 @@ def gate(
     """
     at_or_above((), fail_on)
     day = today or dt.datetime.now(dt.timezone.utc).date()
-    rules, regressions = _chosen(list(select), list(ignore))
+    rules, regressions = _selected_checks(list(select), list(ignore))
     settings = resolve_options(options or {}, (*RULES, *REGRESSIONS))
     views = [view_of(run) for run in runs]
     yardstick = _Yardstick.of(baseline)
     judged = [judge(view, yardstick.against(view), rules, regressions, settings, limits) for view in views]
     used: set[Allowance] = set()
-    judged = [accept(j, allowances, day, used) for j in agreed(judged, aggregate)]
+    judged = [accept(j, allowances, day, used) for j in aggregated(judged, aggregate)]
     if judged:
         judged[0].lines.extend(expired_lines(allowances, day))
     repeats = yardstick.repeats
-    closed = [_closed(view, j, regressions, fail_on, repeats) for view, j in zip(views, judged, strict=True)]
+    closed = [_run_verdict(view, j, regressions, fail_on, repeats) for view, j in zip(views, judged, strict=True)]
     distrust, notes = yardstick.judged(rules, settings)
     code = worst([*(c.code for c in closed), *([ExitCode.UNTRUSTWORTHY] if distrust else [])])
     return GateReport(
@@ -175,7 +175,7 @@ def gate(
     )
 
 
-def _chosen(wanted: list[str], ignored: list[str]) -> tuple[tuple[Rule, ...], tuple[Regression, ...]]:
+def _selected_checks(wanted: list[str], ignored: list[str]) -> tuple[tuple[Rule, ...], tuple[Regression, ...]]:
     known: tuple[Rule | Regression, ...] = (*RULES, *REGRESSIONS)
     chosen = select(known, wanted, ignored)
     return tuple(r for r in chosen if isinstance(r, Rule)), tuple(r for r in chosen if isinstance(r, Regression))
@@ -247,17 +247,19 @@ class _Yardstick:
 
 
 @dataclass(frozen=True)
-class _Closed:
+class _RunVerdict:
     diagnosis: Diagnosis
     checks: list[GateCheck]
     code: ExitCode
     reasons: list[str]
 
 
-def _closed(view: RunView, judged: Judged, regressions: Sequence[Regression], fail_on: str, repeats: int) -> _Closed:
+def _run_verdict(
+    view: RunView, judged: Judged, regressions: Sequence[Regression], fail_on: str, repeats: int
+) -> _RunVerdict:
     """The part of one run in the verdict: diagnosis with regressions, checks, exit code, reasons for distrust."""
     path = view.run.origin
-    diagnosis, lines = judged.diagnosis, told_of_all(judged.lines, regressions)
+    diagnosis, lines = judged.diagnosis, reported_by_code(judged.lines, regressions)
     checks = [_rule_check(path, o, diagnosis, fail_on) for o in diagnosis.rules]
     reasons = [f"{path} cannot be held against the baseline: {judged.incomparable}"] if judged.incomparable else []
     if judged.compared or judged.lines:
@@ -268,12 +270,12 @@ def _closed(view: RunView, judged: Judged, regressions: Sequence[Regression], fa
         reasons.insert(0, f"{path}: {untrustworthy(diagnosis)}")
     if judged.incomparable:
         code = worst([code, ExitCode.UNTRUSTWORTHY])
-    return _Closed(diagnosis, checks, code, reasons)
+    return _RunVerdict(diagnosis, checks, code, reasons)
 
 
-def told_of_all(lines: Sequence[Line], regressions: Sequence[Regression]) -> dict[str, list[Line]]:
-    """By code of regression, the lines to report; see :func:`~precdoctor.comparison.lines.told`."""
-    return {r.code: told([line for line in lines if line.code == r.code]) for r in regressions}
+def reported_by_code(lines: Sequence[Line], regressions: Sequence[Regression]) -> dict[str, list[Line]]:
+    """By code of regression, the lines to report; see :func:`~precdoctor.comparison.lines.reported_lines`."""
+    return {r.code: reported_lines([line for line in lines if line.code == r.code]) for r in regressions}
 
 
 def _rule_check(path: str, outcome: RuleOutcome, diagnosis: Diagnosis, fail_on: str) -> GateCheck:
@@ -350,7 +352,7 @@ def _baseline_notes(
     return distrust, notes
 
 
-def _endings(views: Sequence[RunView], closed: Sequence[_Closed]) -> list[str]:
+def _endings(views: Sequence[RunView], closed: Sequence[_RunVerdict]) -> list[str]:
     """A remark for each run whose command failed; a comparison does not show that its last steps are missing."""
     said = [
         ending(facts_of_end(view), f"the command of {view.run.origin}")

@@ -9,7 +9,7 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from precdoctor.comparison.allowances import Allowance, accept_finding, accept_lines, demoted
+from precdoctor.comparison.allowances import Allowance, accept_finding, accept_lines, as_information
 from precdoctor.comparison.baseline import Baseline
 from precdoctor.comparison.fail_if import Limit, judge_limit
 from precdoctor.comparison.lines import Line
@@ -73,7 +73,7 @@ def judge(
         view.keep(sampled_by_all([usable_steps(view)]))
     diagnosis = diagnose_view(view, rules, settings)
     if baseline is None:
-        found, run = _alone(view) if limits else ({}, {})
+        found, run = _figures_without_baseline(view) if limits else ({}, {})
         return Judged(diagnosis, _limits(limits, found, run, None, view))
     if isinstance(baseline, str):
         return Judged(diagnosis, [], incomparable=baseline)
@@ -89,7 +89,7 @@ def judge(
     return Judged(diagnosis, lines, where, notes=tuple(remarks(pairing, lines, regressions)))
 
 
-def _alone(view: RunView) -> tuple[dict[Key, Summary], dict[str, float | None]]:
+def _figures_without_baseline(view: RunView) -> tuple[dict[Key, Summary], dict[str, float | None]]:
     usable = usable_steps(view)
     steps = sorted(usable)
     sampled = sampled_by_all([usable])
@@ -114,7 +114,7 @@ def accept(judged: Judged, allowances: Sequence[Allowance], today: dt.date, used
     return replace(judged, diagnosis=replace(judged.diagnosis, findings=tuple(findings)), lines=lines)
 
 
-def agreed(judged: Sequence[Judged], aggregate: str) -> list[Judged]:
+def aggregated(judged: Sequence[Judged], aggregate: str) -> list[Judged]:
     """Reduce repeats to the deciding comparisons and findings, by ``aggregate``.
 
     Each comparison is kept in one run, the deciding one; a finding that too few runs have becomes information. If the
@@ -128,14 +128,14 @@ def agreed(judged: Sequence[Judged], aggregate: str) -> list[Judged]:
     if aggregate == "worst" or len(judged) < 2:
         return list(judged)
     needed = len(judged) if aggregate == "best" else (len(judged) + 1) // 2
-    kept = _deciding(judged, needed)
+    kept = _deciding_lines(judged, needed)
     return [
         replace(_outvoted(one, judged, needed), lines=[line for line in one.lines if id(line) in kept])
         for one in judged
     ]
 
 
-def _deciding(judged: Sequence[Judged], needed: int) -> set[int]:
+def _deciding_lines(judged: Sequence[Judged], needed: int) -> set[int]:
     """``id`` of the deciding line of each check and subject: the ``needed``-th worst of the runs' lines."""
     groups: dict[tuple[str, str], list[Line]] = {}
     for one in judged:
@@ -154,7 +154,7 @@ def _outvoted(one: Judged, judged: Sequence[Judged], needed: int) -> Judged:
         having = sum(any(f.code == finding.code for f in other.diagnosis.findings) for other in judged)
         if having < needed and finding.severity is not Severity.INFO:
             reason = f"{plural(len(judged) - having, 'run')} of {len(judged):,} do not have it"
-            findings.append(demoted(finding, "outvoted", reason))
+            findings.append(as_information(finding, "outvoted", reason))
         else:
             findings.append(finding)
     return replace(one, diagnosis=replace(one.diagnosis, findings=tuple(findings)))

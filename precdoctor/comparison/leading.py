@@ -110,8 +110,8 @@ def leading_findings(reference: RunView, view: RunView) -> list[Finding]:
     steps = sorted(_sampled(reference) & _sampled(view))[-WINDOW:]
     if len(steps) >= FEWEST:
         ours, theirs = _gradients(view, steps), _gradients(reference, steps)
-        found += growing(ours, theirs)
-        found += drifting(ours, theirs)
+        found += growing_gradients(ours, theirs)
+        found += drifting_gradients(ours, theirs)
     return found
 
 
@@ -225,7 +225,7 @@ def _ratios(ours: Course, theirs: Course, which: str) -> Iterator[tuple[Key, dic
             )
 
 
-def growing(ours: Course, theirs: Course) -> list[Finding]:
+def growing_gradients(ours: Course, theirs: Course) -> list[Finding]:
     """A finding on gradients whose amax grows faster than the reference's and has been above it in the last quarter."""
     moved = []
     for key, binades in _ratios(ours, theirs, "amax"):
@@ -235,20 +235,24 @@ def growing(ours: Course, theirs: Course) -> list[Finding]:
         growth = min(last - median(values[:quarter]), last)
         if growth >= GROWTH and all(v > 0.0 for v in values[-quarter:]):
             moved.append(Drifted(key, binades, growth))
-    return _told("PD822", moved, "amax of the gradient", GROWTH, "grew {:.1f} binades more than the reference's")
+    return _gradient_finding(
+        "PD822", moved, "amax of the gradient", GROWTH, "grew {:.1f} binades more than the reference's"
+    )
 
 
-def drifting(ours: Course, theirs: Course) -> list[Finding]:
+def drifting_gradients(ours: Course, theirs: Course) -> list[Finding]:
     """A finding on gradients whose mean square differs from the reference's by :data:`DRIFT` binades in the median."""
     moved = []
     for key, binades in _ratios(ours, theirs, "square"):
         level = median(binades.values())
         if abs(level) >= DRIFT:
             moved.append(Drifted(key, binades, level))
-    return _told("PD823", moved, "second moment of the gradient", DRIFT, "is {:+.1f} binades from the reference's")
+    return _gradient_finding(
+        "PD823", moved, "second moment of the gradient", DRIFT, "is {:+.1f} binades from the reference's"
+    )
 
 
-def _told(code: str, moved: Sequence[Drifted], what: str, limit: float, words: str) -> list[Finding]:
+def _gradient_finding(code: str, moved: Sequence[Drifted], what: str, limit: float, words: str) -> list[Finding]:
     """One finding: the gradient that moved most, the others as evidence."""
     if not moved:
         return []

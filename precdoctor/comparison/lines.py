@@ -74,7 +74,7 @@ class Line:
         return replace(self, allowed=reason, severity=Severity.INFO)
 
 
-def told(lines: Sequence[Line]) -> list[Line]:
+def reported_lines(lines: Sequence[Line]) -> list[Line]:
     """The failed lines, worst first; if none failed, the one line nearest to its limit."""
     ranked = sorted(lines, key=lambda line: (-line.excess, line.position))
     return [line for line in ranked if not line.passed] or ranked[:1]

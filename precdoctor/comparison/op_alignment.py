@@ -33,19 +33,19 @@ _ADDS = ("add", "sub", "rsub", "sum", "mean", "cumsum", "lerp", "addcmul", "addc
 APART = math.inf
 
 
-def _strictly(op: Op) -> Hashable:
-    return _loosely(op), op.code or op.source
+def _key_with_line(op: Op) -> Hashable:
+    return _key_with_shapes(op), op.code or op.source
 
 
-def _loosely(op: Op) -> Hashable:
+def _key_with_shapes(op: Op) -> Hashable:
     return (op.name, op.module, op.phase, tuple(x.shape for x in (*op.reads, *op.makes)))
 
 
-def _by_name(op: Op) -> Hashable:
+def _key_with_results(op: Op) -> Hashable:
     return op.name, op.module, op.phase, tuple(x.shape for x in op.makes)
 
 
-_PASSES: tuple[Callable[[Op], Hashable], ...] = (_strictly, _loosely, _by_name)
+_PASSES: tuple[Callable[[Op], Hashable], ...] = (_key_with_line, _key_with_shapes, _key_with_results)
 
 
 def align(a: Sequence[Op], b: Sequence[Op]) -> list[Slot]:

@@ -216,7 +216,7 @@ def branches(found: ListComparison, origin: Difference) -> list[Branch]:
     while waiting:
         at, depth = waiting.pop()
         row = [at]
-        while len(below := children.get(row[-1], [])) == 1 and _together(differences[row[-1]], differences[below[0]]):
+        while len(below := children.get(row[-1], [])) == 1 and _same_place(differences[row[-1]], differences[below[0]]):
             row += below
         ops = [differences[n] for n in row]
         out.append(Branch(depth, ops, _growth(origin, ops[-1])))
@@ -230,7 +230,7 @@ def _ordered(children: Sequence[int], sizes: dict[int, int], depth: int) -> list
     return [(at, depth + (n > 0)) for n, at in enumerate(ranked)]
 
 
-def _together(a: Difference, b: Difference) -> bool:
+def _same_place(a: Difference, b: Difference) -> bool:
     return (a.op.module, a.op.phase) == (b.op.module, b.op.phase)
 
 

@@ -24,7 +24,7 @@ _PER_OP, _AMPLIFIED = 4.0, 8.0
 #: Largest distance between a tensor and its cast, in unit roundoffs.
 _CAST: Final = 2.0
 #: Most tensors of one size among which the nearest is looked for.
-_MOST: Final = 4096
+_MOST_CANDIDATES: Final = 4096
 #: Most pairs of results of one size in a gap to compare; if there are more (an optimizer's weights), results are paired
 #: in order.
 _MOST_PAIRS: Final = 1 << 16
@@ -155,7 +155,7 @@ class _Side:
 
     def nearest(self, x: OpTensor) -> tuple[float | None, OpTensor | None]:
         """``(distance, tensor)`` of the nearest tensor with as many elements as ``x``; shapes may differ."""
-        return _nearest(x, itertools.islice(self._by_size.get(x.numel, {}).values(), _MOST))
+        return _nearest(x, itertools.islice(self._by_size.get(x.numel, {}).values(), _MOST_CANDIDATES))
 
     def leaves(self, op: Op, x: OpTensor) -> bool:
         """Return whether result ``x`` of an unpaired op counts: a paired op reads it, it is a state written in place,
@@ -253,7 +253,7 @@ class _Comparer:
                 continue  # equal, or the distance is unknown
             most = limit(a, b, errors, max(x.norm or 0.0, y.norm or 0.0))
             found = Difference(a, b, x, y, apart, most, others, self._parents(a, b))
-            self._note(x, y, apart)
+            self._record_distance(x, y, apart)
             if worst is None or _excess(found) > _excess(worst):
                 worst = found
         self._add(worst, [a], [b])
@@ -302,7 +302,7 @@ class _Comparer:
         used: set[int] = set()
         for apart, i, j in _nearest_pairs([x for _, x in left_a], [y for _, y in left_b]):
             (op_a, x), (op_b, y) = left_a[i], left_b[j]
-            self._note(x, y, apart)
+            self._record_distance(x, y, apart)
             if apart == 0:
                 used |= {id(x), id(y)}
                 continue
@@ -363,7 +363,7 @@ class _Comparer:
 
     # --- distances and parents ---------------------------------------------------------------------------------------
 
-    def _note(self, x: OpTensor, y: OpTensor, apart: float | None) -> None:
+    def _record_distance(self, x: OpTensor, y: OpTensor, apart: float | None) -> None:
         for side, tensor in ((self._a, x), (self._b, y)):
             if tensor.fingerprint is not None:
                 side.errors[tensor.fingerprint] = APART if apart is None else apart

@@ -29,7 +29,7 @@ Module = tuple[str, str]
 _Signature = tuple[str, tuple[tuple[str, str, tuple[int, ...]], ...]]
 
 
-def renamed(found: Mapping[Key, Summary], expected: Mapping[Key, Expected]) -> dict[Module, Module]:
+def names_by_structure(found: Mapping[Key, Summary], expected: Mapping[Key, Expected]) -> dict[Module, Module]:
     """Renamed modules, ``module in found -> module in expected``.
 
     Modules that only one side has are aligned in the order in which they were first recorded. The two of a pair have
@@ -58,7 +58,7 @@ def translate(key: Key, names: Mapping[Module, Module]) -> Key:
     return (new_root, new_module, kind, name, call)
 
 
-def overridden(keys: Iterable[Key], rules: Iterable[tuple[str, str]]) -> dict[Module, Module]:
+def names_by_rules(keys: Iterable[Key], rules: Iterable[tuple[str, str]]) -> dict[Module, Module]:
     """The modules that the rules ``(old prefix, new prefix)`` rename, ``module -> renamed module``.
 
     A prefix must end at a dot or at the end of the FQN; the empty prefix matches every module.
@@ -102,7 +102,7 @@ class Pairs:
     second: Ints
 
 
-def paired(first: pd.DataFrame, second: pd.DataFrame, names: Mapping[Module, Module]) -> Pairs:
+def pair_rows(first: pd.DataFrame, second: pd.DataFrame, names: Mapping[Module, Module]) -> Pairs:
     """Pair rows by step, rank, tensor and phase; if several attempts have the row, the last attempt's counts.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from precdoctor.comparison.baseline import Baseline, Expected, learn
-from precdoctor.comparison.paired_rows import Module, overridden, renamed, translated
+from precdoctor.comparison.paired_rows import Module, names_by_rules, names_by_structure, translated
 from precdoctor.comparison.steps import (
     UNSAMPLED,
     bad_losses,
@@ -112,8 +112,8 @@ def hold(
         how = f" with --every {every}" if every else " with the same --every (a smoke run: --every 1)"
         return f"step {lacking[0]} was not sampled in the run, and in the baseline it was; record it{how}"
     found = summaries(run, baseline.sampled)
-    names = overridden(found, renames)
-    names |= renamed(translated(found, names), baseline.tensors)
+    names = names_by_rules(found, renames)
+    names |= names_by_structure(translated(found, names), baseline.tensors)
     found = translated(found, names)
     different = _different_model(found, baseline.tensors)
     if different is not None:

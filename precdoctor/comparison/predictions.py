@@ -74,7 +74,7 @@ def applied_to(before: RunView, after: RunView) -> Applied | None:
     except UsageError as error:  # run.json is untrusted
         return Applied((), (), (), str(error))
     outcomes = [_outcome(p, e, before, after) for p in prescriptions for e in p.effects]
-    return Applied(tuple(prescriptions), tuple(_done(after)), tuple(outcomes))
+    return Applied(tuple(prescriptions), tuple(_applied_lines(after)), tuple(outcomes))
 
 
 def _read(statement: object) -> list[Prescribed]:
@@ -84,7 +84,7 @@ def _read(statement: object) -> list[Prescribed]:
     return parse(document, "run.json")
 
 
-def _done(after: RunView) -> Sequence[str]:
+def _applied_lines(after: RunView) -> Sequence[str]:
     """The ``applied`` events in words, without duplicates."""
     lines = []
     for event in after.events_of("applied"):

@@ -43,7 +43,7 @@ class Regression:
 
 
 @dataclass(frozen=True)
-class _Grown:
+class _MetricChange:
     """Fails tensors of which one of ``metrics`` moved by more than the option ``option`` and the healthy spread.
 
     ``direction``: 1: an increase is worse; -1: a decrease; 0: either. ``same_dtype``: skip if the dtype changed.
@@ -90,7 +90,7 @@ class _Grown:
             regression.check,
             subject(key),
             _expected_words(metric, learned, repeats),
-            _words(metric, value),
+            _value_words(metric, value),
             sign + (percent(limit) if metric.unit == "fraction" else f"{limit:.3g} binades"),
             excess <= 1.0,
             regression.severity,
@@ -114,7 +114,7 @@ def significance(pairing: Pairing, comparisons: int | None = None) -> float:
     return limit_factor(pairing.baseline.repeats, comparisons, FALSE_ALARMS)
 
 
-def _words(metric: Metric, value: float) -> str:
+def _value_words(metric: Metric, value: float) -> str:
     if metric.name.startswith("rms"):
         return f"{value:.4g} binades"
     return f"{value:.1f} binades" if metric.unit == "binades" else percent(value)
@@ -122,7 +122,7 @@ def _words(metric: Metric, value: float) -> str:
 
 def _expected_words(metric: Metric, learned: Learned, repeats: int) -> str:
     """The centre, followed by the spread if there are several repeats to measure it."""
-    center = _words(metric, learned.center)
+    center = _value_words(metric, learned.center)
     if repeats < 2:
         return center
     if metric.unit == "fraction":
@@ -132,11 +132,11 @@ def _expected_words(metric: Metric, learned: Learned, repeats: int) -> str:
 
 def _headroom(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
     """Lost headroom is a warning; an error if little headroom is left, and passed if much is left."""
-    lines = _Grown(("headroom",), "binades", -1, same_dtype=True)(regression, pairing, options)
-    return [line if line.passed else _by_what_is_left(line, options) for line in lines]
+    lines = _MetricChange(("headroom",), "binades", -1, same_dtype=True)(regression, pairing, options)
+    return [line if line.passed else _graded_by_headroom(line, options) for line in lines]
 
 
-def _by_what_is_left(line: Line, options: Options) -> Line:
+def _graded_by_headroom(line: Line, options: Options) -> Line:
     left, far = line.numbers[0], options["far"]
     if left is None or left < options["near"]:
         return line if left is None else replace(line, severity=Severity.ERROR)
@@ -304,13 +304,13 @@ REGRESSIONS: tuple[Regression, ...] = (
         "PD801", "underflow-increased", Severity.ERROR,
         "More of a tensor's intended non-zero elements are rounded to zero than in the baseline.",
         (_option("flushed_share", 0.02, "fraction", "Least increase.", f"Half of PD201's own limit. {_OWN}", 1.0),),
-        _Grown(("flushed",), "flushed_share"),
+        _MetricChange(("flushed",), "flushed_share"),
     ),
     Regression(
         "PD802", "saturation-increased", Severity.ERROR,
         "More of a tensor's elements sit at the dtype's largest value than in the baseline.",
         (_option("at_max_share", 0.01, "fraction", "Least increase.", f"Half of PD401's own limit. {_OWN}", 1.0),),
-        _Grown(("saturated",), "at_max_share"),
+        _MetricChange(("saturated",), "at_max_share"),
     ),
     Regression(
         "PD803", "headroom-lost", Severity.WARNING,
@@ -341,7 +341,7 @@ REGRESSIONS: tuple[Regression, ...] = (
         "PD806", "lost-updates-increased", Severity.ERROR,
         "More of a weight's intended updates leave it unchanged than in the baseline.",
         (_option("lost_share", 0.1, "fraction", "Least increase.", _OWN, 1.0),),
-        _Grown(("lost",), "lost_share"),
+        _MetricChange(("lost",), "lost_share"),
     ),
     Regression(
         "PD807", "tensors-missing", Severity.WARNING,
@@ -364,13 +364,13 @@ REGRESSIONS: tuple[Regression, ...] = (
         "PD811", "magnitude-changed", Severity.ERROR,
         "A tensor's RMS lies outside the spread of the healthy repeats, over the run or on its first step.",
         (_option("binades", 0.1, "binades", "Least change, either way.", f"7 %. {_OWN}"),),
-        _Grown(("rms", "rms_first"), "binades", 0),
+        _MetricChange(("rms", "rms_first"), "binades", 0),
     ),
     Regression(
         "PD812", "zeros-increased", Severity.ERROR,
         "More of a gradient's elements are zero than in the healthy repeats.",
         (_option("zero_share", 0.05, "fraction", "Least increase.", _OWN, 1.0),),
-        _Grown(("zeros",), "zero_share"),
+        _MetricChange(("zeros",), "zero_share"),
     ),
     Regression(
         "PD813", "rounding-increased", Severity.ERROR,

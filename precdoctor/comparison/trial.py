@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from precdoctor.comparison.loss_gap import LossGap, loss_gap
-from precdoctor.comparison.paired_rows import paired
+from precdoctor.comparison.paired_rows import pair_rows
 from precdoctor.comparison.predictions import POINTS, RELATIVE
 from precdoctor.comparison.steps import clean_rows, mean_losses, sampled_by_all, usable_steps
 from precdoctor.diagnosis.claims.finding import Finding, Severity
@@ -153,7 +153,7 @@ def judge_trial(
     common = sorted(ours.keys() & theirs.keys())
     losses = mean_losses(before), mean_losses(after)
     bad = [s for s in common if not math.isfinite(losses[1].get(s, 0.0)) and math.isfinite(losses[0].get(s, 0.0))]
-    casts = sorted(_casts(plan, before, after), key=lambda c: -_distance(plan, c))
+    casts = sorted(_casts(plan, before, after), key=lambda c: -_sort_key(plan, c))
     gap = loss_gap(losses[0], losses[1], share)
     gained, lost = _findings(before, after, options)
     unlike = _starts_differ(before, after, common[0]) if common else None
@@ -310,7 +310,7 @@ def _misses(plan: PlanFile, planned: PlannedCast, done: Figures) -> tuple[str, .
     return tuple(out)
 
 
-def _distance(plan: PlanFile, cast: CastOutcome) -> float:
+def _sort_key(plan: PlanFile, cast: CastOutcome) -> float:
     """Sort key: how far the cast is beyond the target; casts that miss a limit get the largest keys."""
     beyond = min(max(plan.target.min_sqnr_db - cast.overall.sqnr_db, -200.0), 200.0)
     return 1e3 * len(cast.misses) + 100.0 * cast.overall.flushed + beyond
@@ -328,7 +328,7 @@ def _gradients(before: RunView, after: RunView, steps: Sequence[int]) -> Iterato
             ("rms", "multiplier", "zero_share"), ("weight_grad",), columns=("phase", "numel"), steps=steps
         )
         frames.append(frame[clean_rows(view, frame)])
-    pairs = paired(frames[0], frames[1], {})
+    pairs = pair_rows(frames[0], frames[1], {})
     if not len(pairs.tensor):
         return
     rows = [f.iloc[at].reset_index(drop=True) for f, at in zip(frames, (pairs.first, pairs.second), strict=True)]

@@ -71,7 +71,7 @@ def _print_bits(c: Comparison, console: Console) -> None:
         console.print(Text(words, "pd.good"))
     else:
         console.print(Text(f"The runs part at step {bits.first.step}: {_named(bits.first)}", "pd.strong"))
-        before = bits.first.told
+        before = bits.first.sentence
         console.print(Padding(Text(clean(before)), (0, 0, 0, 2)))
 
 

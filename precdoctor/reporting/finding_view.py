@@ -128,10 +128,10 @@ def _facts(finding: Finding, console: Console) -> Iterator[tuple[str, Renderable
         yield "path", _path(path, console)
     folded = evidence.get("consequences")
     if isinstance(folded, Sequence) and folded and not isinstance(folded, str):
-        yield "also", _folded([c for c in folded if isinstance(c, Mapping)])
+        yield "also", _consequences([c for c in folded if isinstance(c, Mapping)])
 
 
-def _folded(consequences: Sequence[Mapping[str, Any]]) -> Text:
+def _consequences(consequences: Sequence[Mapping[str, Any]]) -> Text:
     """Findings that are consequences of this one, one line each."""
     lines = [clean(f"{c.get('code', '')} {c.get('message', '')}".strip()) for c in consequences[:_ALSO]]
     if len(consequences) > _ALSO:

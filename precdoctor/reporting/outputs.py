@@ -71,7 +71,7 @@ class Report:
 Writer = Callable[[Report, IO[str]], None]
 
 
-def _terminal(*, concise: bool) -> Writer:
+def _terminal_writer(*, concise: bool) -> Writer:
     def write(report: Report, stream: IO[str]) -> None:
         from precdoctor.reporting.console import make_console
         from precdoctor.reporting.gate_view import print_gate
@@ -111,7 +111,7 @@ def _json(report: Report, stream: IO[str]) -> None:
     stream.write(dumps(found))
 
 
-def _text(name: str) -> Writer:
+def _text_writer(name: str) -> Writer:
     """A writer that uses the function ``precdoctor.reporting.<name>.<name>``, imported on use, to render the report."""
 
     def write(report: Report, stream: IO[str]) -> None:
@@ -122,8 +122,8 @@ def _text(name: str) -> Writer:
 
 
 WRITERS: Mapping[str, Writer] = {
-    "full": _terminal(concise=False),
-    "concise": _terminal(concise=True),
+    "full": _terminal_writer(concise=False),
+    "concise": _terminal_writer(concise=True),
     "json": _json,
-    **{name: _text(name) for name in ("markdown", "junit", "github", "gitlab", "sarif")},
+    **{name: _text_writer(name) for name in ("markdown", "junit", "github", "gitlab", "sarif")},
 }

@@ -113,28 +113,28 @@ def _print_timeline(summary: Summary, console: Console) -> None:
         console.print(Text("  x marks a NaN or Inf", "pd.quiet"))
 
 
-def _named(console: Console, module: str, name: str) -> tuple[Name, ...]:
+def _name_cells(console: Console, module: str, name: str) -> tuple[Name, ...]:
     """The cells of module and tensor name; on a narrow terminal a single cell with both."""
     return (Name(module), Name(name)) if console.width >= _ROOMY else (Name(f"{module} {name}".strip()),)
 
 
-def _named_table(console: Console, second: str, narrow: str, *numbers: str) -> Table:
-    """A table whose rows begin with the cells of :func:`_named`."""
+def _name_table(console: Console, second: str, narrow: str, *numbers: str) -> Table:
+    """A table whose rows begin with the cells of :func:`_name_cells`."""
     titles = ("module", second) if console.width >= _ROOMY else (second,)
     return table(*({"header": title} for title in titles), *left(narrow), *right(*numbers))
 
 
-def _owner(tensor: TensorSummary, several: bool) -> str:
+def _module_label(tensor: TensorSummary, several: bool) -> str:
     """The module's FQN, after its root if the run has several models: both halves of a GAN have a ``main.0``."""
     return f"{tensor.root} {tensor.module}" if several and tensor.module else tensor.module or tensor.root
 
 
 def _print_tensors(title: str, tensors: Sequence[TensorSummary], several: bool, console: Console) -> None:
     console.print(Text(f"\n{title}", "pd.strong"))
-    shown = _named_table(console, "tensor", "dtype", "amax", "headroom", "subnormal", "zero", "NaN/Inf")
+    shown = _name_table(console, "tensor", "dtype", "amax", "headroom", "subnormal", "zero", "NaN/Inf")
     for t in tensors:
         shown.add_row(
-            *_named(console, _owner(t, several), f"{t.kind} {t.name}".strip()),
+            *_name_cells(console, _module_label(t, several), f"{t.kind} {t.name}".strip()),
             clean(t.dtype),
             number(t.amax),
             factor(t.headroom_binades),
@@ -148,10 +148,10 @@ def _print_tensors(title: str, tensors: Sequence[TensorSummary], several: bool, 
 
 def _print_casts(tensors: Sequence[TensorSummary], several: bool, console: Console) -> None:
     console.print(Text("\nCasts to a narrow format: what they clipped, and what they made zero", "pd.strong"))
-    shown = _named_table(console, "operand", "cast to", "amax", "headroom", "clipped", "flushed")
+    shown = _name_table(console, "operand", "cast to", "amax", "headroom", "clipped", "flushed")
     for t in tensors:
         shown.add_row(
-            *_named(console, _owner(t, several), t.name),
+            *_name_cells(console, _module_label(t, several), t.name),
             clean(t.format or ""),
             number(t.amax),
             factor(t.headroom_binades),

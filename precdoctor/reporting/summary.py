@@ -105,7 +105,7 @@ def summarise(run: Run, top: int = 10) -> Summary:
     casts = [t for t in tensors if t.format is not None]  # not in ``tightest``: their scale uses all headroom by design
     known = [t for t in tensors if t.headroom_binades is not None and t.format is None]
     return Summary(
-        run=_of_nothing(view) if nothing else describe(view),
+        run=_run_without_steps(view) if nothing else describe(view),
         recorder=describe_recorder(view),
         about={key: run.info.get(key) for key in ("started", "host", "python", "options")},
         processes=[
@@ -129,7 +129,7 @@ def summarise(run: Run, top: int = 10) -> Summary:
     )
 
 
-def _of_nothing(view: RunView) -> dict[str, Any]:
+def _run_without_steps(view: RunView) -> dict[str, Any]:
     """The ``run`` section for a run without a step."""
     info = view.run.info
     return {"path": view.run.origin, "command": info.get("command"), "steps": 0, **facts_of_end(view)}

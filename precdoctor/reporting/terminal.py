@@ -43,7 +43,7 @@ def print_full(diagnosis: Diagnosis, console: Console, *, verbose: bool = False)
         console: where to print.
         verbose: also list every rule with its reason.
     """
-    _header(diagnosis, console, verbose=verbose)
+    _print_header(diagnosis, console, verbose=verbose)
     asked = len(diagnosis.rules) == 1  # with `--select PD505` the user asked for this note: print it in full
     notes = [f for f in diagnosis.findings if f.severity is Severity.INFO and not asked]
     heavy = [f for f in diagnosis.findings if f not in notes]
@@ -54,15 +54,15 @@ def print_full(diagnosis: Diagnosis, console: Console, *, verbose: bool = False)
     if rest:
         console.print(f"\n{plural(len(rest), 'more finding')}:")
         for finding in rest:
-            console.print(Padding(_line(finding), (0, 0, 0, 2)), soft_wrap=True)
+            console.print(Padding(_finding_line(finding), (0, 0, 0, 2)), soft_wrap=True)
     if notes:
         console.print()
         for finding in notes:
             console.print(note_view(finding))
     if diagnosis.findings:
         console.print()
-    _checked(diagnosis, console, verbose=verbose)
-    _recorder(diagnosis.recorder, console)
+    _print_rules(diagnosis, console, verbose=verbose)
+    _print_recorder(diagnosis.recorder, console)
     if notes:
         console.print(Text(f"A note in full: precdoctor diagnose --select {clean(notes[0].code)}", "pd.quiet"))
     if any(map(_lacks_its_op, heavy)) and diagnosis.run.get("cwd"):
@@ -84,19 +84,19 @@ def _lacks_its_op(finding: Finding) -> bool:
 def print_concise(diagnosis: Diagnosis, console: Console) -> None:
     """Print one line per finding, for grep, then the verdict."""
     for finding in diagnosis.findings:
-        console.print(_line(finding), soft_wrap=True)
+        console.print(_finding_line(finding), soft_wrap=True)
     console.print(Text(verdict_line(diagnosis)), soft_wrap=True)
 
 
 def verdict_line(diagnosis: Diagnosis) -> str:
     """``2 errors, 1 warning`` or ``No findings``, followed by the number of rules that could not be judged."""
     counts = _tally([f.severity.value for f in diagnosis.findings], ("error", "warning", "info"))
-    out = ", ".join(plural(n, "note" if level == "info" else level) for level, n in counts) or _nothing(diagnosis)
+    out = ", ".join(plural(n, "note" if level == "info" else level) for level, n in counts) or _no_findings(diagnosis)
     unknown = sum(r.status is Status.INDETERMINATE for r in diagnosis.rules)
     return f"{out}; {plural(unknown, 'rule')} could not be judged" if unknown else out
 
 
-def _nothing(diagnosis: Diagnosis) -> str:
+def _no_findings(diagnosis: Diagnosis) -> str:
     """``No findings``, with a caveat if the run had too few steps."""
     steps = diagnosis.run.get("steps")
     if not isinstance(steps, int) or not 0 < steps < ENOUGH_STEPS:
@@ -108,7 +108,7 @@ def _tally(values: Sequence[str], order: Sequence[str]) -> list[tuple[str, int]]
     return [(value, values.count(value)) for value in order if value in values]
 
 
-def _line(finding: Finding) -> Text:
+def _finding_line(finding: Finding) -> Text:
     """``PD101 error: title [blocks.3.attn output, forward, step 37]``."""
     severity = finding.severity.value
     where = place(finding)
@@ -121,7 +121,7 @@ def _line(finding: Finding) -> Text:
     )
 
 
-def _header(diagnosis: Diagnosis, console: Console, *, verbose: bool) -> None:
+def _print_header(diagnosis: Diagnosis, console: Console, *, verbose: bool) -> None:
     run = diagnosis.run
     if run.get("path"):
         console.print(Text(clean(run["path"]), "pd.quiet"), soft_wrap=True)
@@ -134,25 +134,25 @@ def _header(diagnosis: Diagnosis, console: Console, *, verbose: bool) -> None:
     console.print()
     said = Text(verdict_line(diagnosis) + ".", style)
     if not findings and not verbose and diagnosis.rules:
-        said.append(f" {_counted(diagnosis)}; `--verbose` lists them.", "none")
+        said.append(f" {_rule_counts(diagnosis)}; `--verbose` lists them.", "none")
     console.print(said)
     if verbose and not findings:
         console.print()
 
 
-def _counted(diagnosis: Diagnosis) -> str:
+def _rule_counts(diagnosis: Diagnosis) -> str:
     """``21 rules checked, 35 not applicable``."""
     absent = sum(r.status is Status.NOT_APPLICABLE for r in diagnosis.rules)
     checked = sum(r.status in (Status.PASSED, Status.FAILED) for r in diagnosis.rules)
     return f"{plural(checked, 'rule')} checked" + (f", {absent} not applicable" if absent else "")
 
 
-def _checked(diagnosis: Diagnosis, console: Console, *, verbose: bool) -> None:
+def _print_rules(diagnosis: Diagnosis, console: Console, *, verbose: bool) -> None:
     """Print the rules that could not be judged; with ``verbose`` all rules with their reasons, in triage order, those
     that do not apply last, grouped by reason. Prints their number only if there are findings; else the header has it.
     """
     if diagnosis.findings and not verbose and len(diagnosis.rules) > 1:
-        console.print(f"{_counted(diagnosis)}; `--verbose` lists them.")
+        console.print(f"{_rule_counts(diagnosis)}; `--verbose` lists them.")
     absent = [r for r in diagnosis.rules if verbose and r.status is Status.NOT_APPLICABLE]
     listed = (Status.INDETERMINATE, Status.PASSED, Status.FAILED) if verbose else (Status.INDETERMINATE,)
     shown = [r for r in diagnosis.rules if r.status in listed]
@@ -199,7 +199,7 @@ def _ranges(codes: Sequence[str]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
 
 
-def _recorder(recorder: Mapping[str, Any], console: Console) -> None:
+def _print_recorder(recorder: Mapping[str, Any], console: Console) -> None:
     """Print the cost of the recording, dropped rows, code it could not see, and its errors."""
     out = [cost] if (cost := recording_cost(recorder)) else []
     if changed := not_neutral(recorder):

@@ -90,14 +90,14 @@ def _print_gradients(trial: Trial, console: Console, worst: int) -> None:
         return
     console.print(Text("\nNorms of weight gradients, with the plan over without", "pd.strong"))
     shown = table(*folded("module"), *right("first step", "median", "zeros"))
-    for g in sorted(trial.gradients, key=_strayed, reverse=True)[:worst]:
+    for g in sorted(trial.gradients, key=_deviation, reverse=True)[:worst]:
         shown.add_row(Name(g.module or g.root), _ratio(g.first), _ratio(g.typical), f"{100 * g.zeros:+.2g} points")
     console.print(Padding(shown, (0, 0, 0, 2)))
     console.print("  The log keeps norms and exponents, not elements: it gives no angle between the two gradients.")
     _more(len(trial.gradients), worst, console)
 
 
-def _strayed(g: GradientRatio) -> float:
+def _deviation(g: GradientRatio) -> float:
     known = [abs(math.log(x)) if x > 0.0 else math.inf for x in (g.first, g.typical) if x is not None]
     return max(known, default=-1.0)
 

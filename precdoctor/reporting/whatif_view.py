@@ -186,14 +186,14 @@ def _table(answer: Answer, shown: tuple[Forecast, ...], console: Console) -> Tab
     instead = left("would hold") if answer.failing else []
     shown_table = table({"header": "tensor"}, *range_column, *right(*columns), *instead, gap=gap)
     for f in shown:
-        told = _told(f)
+        told = _prediction_cells(f)
         cells: list[RenderableType] = [Name(place(f), "pd.bad" if f.misses else ""), bar(f, answer, ascii_only)]
         cells += [told.get(column, Text("–", "pd.quiet")) for column in columns]
         shown_table.add_row(*cells, *([Text(would_hold(f))] if answer.failing else []))
     return shown_table
 
 
-def _told(f: Forecast) -> dict[str, Text]:
+def _prediction_cells(f: Forecast) -> dict[str, Text]:
     """The cells of one tensor by column; empty without a prediction."""
     p = f.prediction
     if p is None:
@@ -257,7 +257,7 @@ def markdown(answer: Answer, run: Mapping[str, Any], *, worst: int) -> str:
     ]
     columns = ("flushed", "saturated", "SQNR", "headroom", "scale", "step")
     for f in answer.forecasts[:worst]:
-        told = _told(f)
+        told = _prediction_cells(f)
         cells = [told[column].plain if told else "–" for column in columns]
         name = clean(place(f)).replace("|", "\\|").replace("`", "'")
         lines.append(f"| `{name}` | {' | '.join(cells)} | {would_hold(f)} |")

@@ -46,7 +46,7 @@ def strings(values: Sequence[str | None]) -> pa.Array:
     """
     encoded = [b"" if value is None else value.encode() for value in values]
     ends = np.array([0, *itertools.accumulate(map(len, encoded))], np.int32)
-    buffers = [_bitmap(_known(values)), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))]
+    buffers = [_bitmap(_valid_mask(values)), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))]
     return pa.Array.from_buffers(_STRING, len(values), buffers)
 
 
@@ -81,12 +81,12 @@ def column(values: Sequence[Any] | npt.NDArray[Any], kind: pa.DataType) -> pa.Ar
         return strings(values)
     if pa.types.is_list(kind):
         return _lists_of(values, kind)
-    valid = _known(values)
+    valid = _valid_mask(values)
     return flags(np.array(values if valid is None else [bool(value) for value in values], np.bool_), valid)
 
 
 def _numbers_of(values: Sequence[Any], dtype: np.dtype[Any]) -> pa.Array | None:
-    valid = _known(values)
+    valid = _valid_mask(values)
     filled = values if valid is None else [0 if value is None else value for value in values]
     if dtype.kind == "u" and min(filled, default=0) < 0:
         return None
@@ -99,10 +99,10 @@ def _numbers_of(values: Sequence[Any], dtype: np.dtype[Any]) -> pa.Array | None:
 def _lists_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
     flat = list(itertools.chain.from_iterable(value for value in values if value is not None))
     inner = column(flat, kind.value_type)
-    return None if inner is None else lists([len(value or ()) for value in values], inner, _known(values))
+    return None if inner is None else lists([len(value or ()) for value in values], inner, _valid_mask(values))
 
 
-def _known(values: Sequence[Any]) -> Bits | None:
+def _valid_mask(values: Sequence[Any]) -> Bits | None:
     """The mask of the values that are not None; None if no value is None."""
     return np.fromiter((value is not None for value in values), np.bool_, len(values)) if None in values else None
 

@@ -16,7 +16,7 @@ from precdoctor.runlog.caps import JSON_COSTS, json_cost
 #: Bytes per row, text and lists not counted, what rules derive from the row included.
 _ROW_COSTS: Final = {"steps": 1800, "events": 2100, "ops": 200}
 #: Bytes per learning rate in ``lrs``.
-_RATE_COST: Final = 64
+_LEARNING_RATE_COST: Final = 64
 #: Bytes per tensor, however many rows it has.
 TENSOR_COST: Final = 4500
 
@@ -53,7 +53,7 @@ def rows_cost(table: str, batch: pa.RecordBatch) -> int:
         return 0
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if name == "lrs":
-            cost += _RATE_COST * len(column.flatten())
+            cost += _LEARNING_RATE_COST * len(column.flatten())
         elif pa.types.is_string(column.type):
             cost += 2 * column.nbytes
         if name == "data":

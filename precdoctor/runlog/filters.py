@@ -58,7 +58,7 @@ class Query:
     #: Alternatives, each a conjunction of terms, or an expression; None: every row.
     predicate: tuple[tuple[_Term, ...], ...] | pc.Expression | None
     #: Columns that the predicate reads.
-    looks_at: frozenset[str]
+    predicate_columns: frozenset[str]
     #: For each alternative its terms on ``step``, as (operator, value); empty: the predicate is an expression or None.
     steps: tuple[tuple[tuple[str, Any], ...], ...]
     #: The one ``rank`` and ``attempt`` that every alternative requires; None: no such value.
@@ -74,12 +74,12 @@ class Query:
     @cached_property
     def needed(self) -> tuple[str, ...]:
         """Columns to read: ``columns``, those of the predicate, and ``step`` and ``rank``, which every check needs."""
-        names = {*self.columns, *self.looks_at, "step", "rank"} - {ATTEMPT.name}
+        names = {*self.columns, *self.predicate_columns, "step", "rank"} - {ATTEMPT.name}
         return tuple(name for name in _names(self.table) if name in names)
 
     def may_match(self, first: int, last: int) -> bool:
         """Return False if no row with a step in [first, last] can satisfy the predicate; True if one might."""
-        return not self.steps or any(all(_reaches(op, v, first, last) for op, v in terms) for terms in self.steps)
+        return not self.steps or any(all(_may_satisfy(op, v, first, last) for op, v in terms) for terms in self.steps)
 
     def select(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows and columns of the query, from a batch with the columns ``needed`` and ``attempt``."""
@@ -109,8 +109,8 @@ def query(table: str, columns: Sequence[str] | None = None, filters: Filters | N
         if isinstance(filters, pc.Expression):
             empty = schema.empty_table()
             empty.filter(filters)
-            looks_at = frozenset(name for name in schema.names if _refers_to(filters, empty, name))
-            return Query(table, names, filters, looks_at, ())
+            predicate_columns = frozenset(name for name in schema.names if _refers_to(filters, empty, name))
+            return Query(table, names, filters, predicate_columns, ())
         alternatives = _compile(table, filters)
         _matches(_no_rows(table), alternatives)
     except (pa.ArrowException, TypeError, OverflowError) as error:
@@ -124,12 +124,12 @@ def query(table: str, columns: Sequence[str] | None = None, filters: Filters | N
             tuple((op, v.to_pylist() if isinstance(v, pa.Array) else v) for name, op, v in terms if name == "step")
             for terms in alternatives
         ),
-        _only(alternatives, "rank"),
-        _only(alternatives, "attempt"),
+        _common_value(alternatives, "rank"),
+        _common_value(alternatives, "attempt"),
     )
 
 
-def _only(alternatives: Sequence[Sequence[_Term]], column: str) -> int | None:
+def _common_value(alternatives: Sequence[Sequence[_Term]], column: str) -> int | None:
     """The one value that all alternatives require of an integer column; None if there is no such value."""
     asked = {
         next((v for name, op, v in terms if name == column and op in {"=", "=="} and type(v) is int), None)
@@ -164,13 +164,17 @@ def _matches(batch: pa.RecordBatch, alternatives: Iterable[Iterable[_Term]]) -> 
     """
     every = pa.repeat(pa.scalar(True), batch.num_rows)
     found = [
-        reduce(pc.and_kleene, (_holds(batch.column(name), operator, value) for name, operator, value in terms), every)
+        reduce(
+            pc.and_kleene,
+            (_term_matches(batch.column(name), operator, value) for name, operator, value in terms),
+            every,
+        )
         for terms in alternatives
     ]
     return reduce(pc.or_kleene, found)
 
 
-def _holds(column: pa.Array, operator: str, value: Any) -> pa.Array:
+def _term_matches(column: pa.Array, operator: str, value: Any) -> pa.Array:
     holds = _OPERATORS[operator]
     if not pa.types.is_dictionary(column.type):
         return holds(column, value)
@@ -185,7 +189,7 @@ def _no_rows(table: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
-def _reaches(operator: str, value: Any, first: int, last: int) -> bool:
+def _may_satisfy(operator: str, value: Any, first: int, last: int) -> bool:
     if operator in {"=", "=="}:
         return bool(first <= value <= last)
     if operator == "in":

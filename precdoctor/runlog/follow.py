@@ -28,9 +28,9 @@ class Follower:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._taken: dict[_Part, int] = {}
-        self._sizes: dict[_Part, int] = {}
-        self._done: set[_Part] = set()
+        self._rows_read: dict[_Part, int] = {}
+        self._stream_sizes: dict[_Part, int] = {}
+        self._finished: set[_Part] = set()
         self._cache = PartCache()
 
     def new(self, table: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -46,9 +46,9 @@ class Follower:
                 found = survey(rank.path)
             for part in found.files:
                 if part.table == table:
-                    yield from self._rest_of(part, found, asked, rank)
+                    yield from self._unread_rows(part, found, asked, rank)
 
-    def pass_over(self, table: str, keep: int = 1) -> None:
+    def skip_old(self, table: str, keep: int = 1) -> None:
         """Skip old rows: mark all parts of ``table`` as read, except the newest ``keep`` parts of each process.
 
         Raises:
@@ -57,41 +57,43 @@ class Follower:
         for rank in self._ranks():
             with readable(rank.path.name):
                 parts = [part for part in survey(rank.path).files if part.table == table]
-            self._done.update(_key(part) for part in parts[: max(0, len(parts) - keep)])
+            self._finished.update(_key(part) for part in parts[: max(0, len(parts) - keep)])
 
     def _ranks(self) -> list[RankDirectory]:
         with readable(str(self.path)):
             return rank_directories(self.path)
 
-    def _rest_of(self, part: PartFile, found: Survey, asked: Query, rank: RankDirectory) -> Iterator[pa.RecordBatch]:
+    def _unread_rows(
+        self, part: PartFile, found: Survey, asked: Query, rank: RankDirectory
+    ) -> Iterator[pa.RecordBatch]:
         key, listed = _key(part), found.listed
-        if key in self._done:
+        if key in self._finished:
             return
         if not part.sealed:
             try:
                 size = part.path.lstat().st_size
-                if self._sizes.get(key) == size:
+                if self._stream_sizes.get(key) == size:
                     return
-                yield from self._unread(key, read_open(part, asked, rank))
-                self._sizes[key] = size
+                yield from self._count_read(key, read_open(part, asked, rank))
+                self._stream_sizes[key] = size
                 return
             except FileNotFoundError:  # sealed since the survey
                 with readable(rank.path.name):
                     listed = read_manifest(rank.path)
         sealed = part.as_sealed()
         line = listed.get(sealed.path.name)
-        if line is None or line.rows > self._taken.get(key, 0):
-            yield from self._unread(key, read_sealed(sealed, line, asked, rank, self._cache))
-        self._done.add(key)
+        if line is None or line.rows > self._rows_read.get(key, 0):
+            yield from self._count_read(key, read_sealed(sealed, line, asked, rank, self._cache))
+        self._finished.add(key)
 
-    def _unread(self, key: _Part, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _count_read(self, key: _Part, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The rows of a part that come after those already returned; advances the count."""
-        before, at = self._taken.get(key, 0), 0
+        before, at = self._rows_read.get(key, 0), 0
         for batch in batches:
             rest = batch.slice(max(0, before - at))
             at += batch.num_rows
             if rest.num_rows:
-                self._taken[key] = at
+                self._rows_read[key] = at
                 yield rest
 
 

@@ -91,7 +91,7 @@ def create_run(path: Path, info: Mapping[str, Any], *, force: bool = False, shar
         raise UsageError(f"cannot create the run directory {path}: {error.strerror or error}") from error
 
 
-def made_here(run: Path, info: Mapping[str, Any]) -> bool:
+def launched_here(run: Path, info: Mapping[str, Any]) -> bool:
     """Return whether this user launched the run on this host, in this very directory.
 
     False for a copy or an unpacked archive: its inode number differs, and its run.json may come from anybody.

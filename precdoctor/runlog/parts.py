@@ -113,17 +113,17 @@ def sealed_rows(
             return
         content = read_regular(part.path, MAX_PART_BYTES)
         if sound is None or len(content) != stamp[-1]:
-            sound = _sound(part, listed, content, query.table)
-            cache.found_sound(stamp, sound)
+            sound = _check_part(part, listed, content, query.table)
+            cache.add_sound(stamp, sound)
         wanted = set(_matching(sound, query))
         for asked, groups in itertools.groupby(range(len(sound)), lambda n: n in wanted):
             names = query.needed if asked else rest
             if names:
-                for batch in _decode(part.name, content, sound, list(groups), query.table, names):
-                    yield _checked(part.name, batch, query.table, names, rank)
+                for batch in _decoded_batches(part.name, content, sound, list(groups), query.table, names):
+                    yield _checked_batch(part.name, batch, query.table, names, rank)
 
 
-def _sound(part: PartFile, listed: Part, content: bytes, table: str) -> Sound:
+def _check_part(part: PartFile, listed: Part, content: bytes, table: str) -> Sound:
     """Check the part's bytes against ``listed`` and its footer and pages against the limits; return its row groups.
 
     Raises:
@@ -150,7 +150,7 @@ def _matching(sound: Sound, query: Query) -> list[int]:
     return [n for n, group in enumerate(sound) if group.steps is None or query.may_match(*group.steps)]
 
 
-def _decode(
+def _decoded_batches(
     name: str, content: bytes, sound: Sound, wanted: Sequence[int], table: str, names: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """The columns ``names`` of the row groups ``wanted``, with the types of the file, some thousand rows at a time."""
@@ -200,7 +200,7 @@ def open_rows(part: PartFile, query: Query, rank: RankDirectory) -> Iterator[pa.
         found = scan(content, part.name)
         for batch in joined(read_batches(content, found, part.name)):
             columns = _columns_present(part.name, batch.schema, query.table, query.needed)
-            yield _checked(part.name, batch.select(columns), query.table, query.needed, rank)
+            yield _checked_batch(part.name, batch.select(columns), query.table, query.needed, rank)
 
 
 def with_attempt(batch: pa.RecordBatch, rank: RankDirectory) -> pa.RecordBatch:
@@ -219,15 +219,15 @@ def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         more = batch.get_total_buffer_size()
         full = rows + batch.num_rows > BATCH_ROWS or size + more > _JOINED_BYTES
         if held and (full or held[0].num_columns != batch.num_columns):
-            yield _one(held)
+            yield _join_batches(held)
             held, rows, size = [], 0, 0
         held.append(batch)
         rows, size = rows + batch.num_rows, size + more
     if held:
-        yield _one(held)
+        yield _join_batches(held)
 
 
-def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _join_batches(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     """Join batches, which together hold at least one row, into one."""
     if len(batches) == 1:
         return batches[0]
@@ -238,14 +238,14 @@ def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 def _open_parquet(content: bytes, table: str) -> pq.ParquetFile:
     """A Parquet file with every guard Arrow has: page checksums, limits on the footer, strings as dictionaries."""
     try:
-        return _opened(content, _TEXTS[table])
+        return _parquet_file(content, _TEXTS[table])
     except KeyError:  # a text column is absent: an older version wrote the part
-        with _opened(content, []) as file:
+        with _parquet_file(content, []) as file:
             texts = [f.name for f in file.schema_arrow if f.type == pa.string()]
-        return _opened(content, texts)
+        return _parquet_file(content, texts)
 
 
-def _opened(content: bytes, texts: list[str]) -> pq.ParquetFile:
+def _parquet_file(content: bytes, texts: list[str]) -> pq.ParquetFile:
     return pq.ParquetFile(
         pa.BufferReader(content),
         read_dictionary=texts,
@@ -257,7 +257,7 @@ def _opened(content: bytes, texts: list[str]) -> pq.ParquetFile:
 
 
 #: Cache of :func:`_columns_present`: by table, the last names and schema, and the columns that were present.
-_present: Final[dict[str, tuple[Sequence[str], pa.Schema, list[str]]]] = {}
+_last_columns: Final[dict[str, tuple[Sequence[str], pa.Schema, list[str]]]] = {}
 
 
 def _columns_present(name: str, schema: pa.Schema, table: str, names: Sequence[str]) -> list[str]:
@@ -266,7 +266,7 @@ def _columns_present(name: str, schema: pa.Schema, table: str, names: Sequence[s
     Raises:
         CorruptRunError: a column occurs twice, has the wrong type, or is absent although it is not nullable.
     """
-    known = _present.get(table)
+    known = _last_columns.get(table)
     if known is not None and known[0] == names and known[1].equals(schema):
         return known[2]
     present = []
@@ -281,7 +281,7 @@ def _columns_present(name: str, schema: pa.Schema, table: str, names: Sequence[s
             present.append(column)
         elif not field.nullable:
             raise damaged(name, f"it has no column {column!r}")
-    _present[table] = names, schema, present
+    _last_columns[table] = names, schema, present
     return present
 
 
@@ -290,7 +290,9 @@ def _schema_of(table: str, names: tuple[str, ...]) -> pa.Schema:
     return pa.schema([TABLES[table].field(column) for column in names])
 
 
-def _checked(name: str, batch: pa.RecordBatch, table: str, names: Sequence[str], rank: RankDirectory) -> pa.RecordBatch:
+def _checked_batch(
+    name: str, batch: pa.RecordBatch, table: str, names: Sequence[str], rank: RankDirectory
+) -> pa.RecordBatch:
     """The columns ``names`` of a decoded batch, checked and cast to the type of the schema; absent ones are null.
 
     Raises:
@@ -340,7 +342,7 @@ def _check_lengths(name: str, columns: dict[str, pa.Array]) -> None:
             continue
         together.setdefault(limit, []).append((column, lengths))
     for limit, several in together.items():
-        _hold(name, several, 0, limit, "a value of length ")
+        _check_range(name, several, 0, limit, "a value of length ")
 
 
 def _check_domains(name: str, columns: dict[str, pa.Array], words: Mapping[str, tuple[str, ...]]) -> None:
@@ -362,15 +364,15 @@ def _check_domains(name: str, columns: dict[str, pa.Array], words: Mapping[str, 
             for column, values in several:
                 if pc.any(pc.is_nan(values)).as_py():
                     raise damaged(name, f"column {column!r} holds NaN")
-        _hold(name, several, low, high)
+        _check_range(name, several, low, high)
 
 
-def _hold(name: str, columns: list[tuple[str, pa.Array]], low: float, high: float, what: str = "") -> None:
+def _check_range(name: str, columns: list[tuple[str, pa.Array]], low: float, high: float, what: str = "") -> None:
     """Raise CorruptRunError if a value lies outside [low, high]; the columns have one type and are checked at once."""
     found = pc.min_max(pa.chunked_array([values for _, values in columns])).as_py()
     if found["min"] is None or (low <= found["min"] and found["max"] <= high):
         return
     if len(columns) > 1:
         for column in columns:
-            _hold(name, [column], low, high, what)
+            _check_range(name, [column], low, high, what)
     raise damaged(name, f"column {columns[0][0]!r} holds {what or format(found['min'], 'g') + ' to '}{found['max']:g}")

@@ -35,7 +35,7 @@ from precdoctor.runlog.layout import (
 from precdoctor.runlog.part_cache import PartCache
 from precdoctor.runlog.parts import joined
 from precdoctor.runlog.pieces import Piece, pieces_of, rank_rows
-from precdoctor.runlog.remote import as_url, fetch, local_path, shown
+from precdoctor.runlog.remote import as_url, fetch, local_path, without_credentials
 from precdoctor.runlog.shell import quoted_path
 from precdoctor.runlog.survey import json_lines, readable, survey
 
@@ -129,7 +129,7 @@ class Run:
         self._tensors: set[int] = set()
         self._models: dict[str, Any] = {}
         self._facts_cost = 0
-        self._listed: dict[str, int] | None = None
+        self._row_counts: dict[str, int] | None = None
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -248,8 +248,8 @@ class Run:
     def _processes(self) -> _Processes:
         with readable(str(self.path)):
             found = self.cache.listing(self.path, lambda: _Processes(rank_directories(self.path)))
-        if self._listed is None:
-            self._listed = self._held(found)
+        if self._row_counts is None:
+            self._row_counts = self._rows_within_caps(found)
         return found
 
     def listed_rows(self, table: str) -> int:
@@ -260,9 +260,9 @@ class Run:
         """
         with advice(self.path):
             self._processes()
-        return (self._listed or {}).get(table, 0)
+        return (self._row_counts or {}).get(table, 0)
 
-    def _held(self, found: _Processes) -> dict[str, int]:
+    def _rows_within_caps(self, found: _Processes) -> dict[str, int]:
         """Number of listed rows by table.
 
         Raises:
@@ -347,7 +347,7 @@ def open_run(path: str | os.PathLike[str] | Run) -> Run:
     assert url is not None
     run = fetch(url)
     found = Run(run, read_run_info(run))
-    found.origin = shown(url)
+    found.origin = without_credentials(url)
     return found
 
 

@@ -49,7 +49,7 @@ def as_url(path: str | os.PathLike[str]) -> str | None:
     return f"{match[1]}://{match[2].lstrip('/')}"
 
 
-def shown(url: str) -> str:
+def without_credentials(url: str) -> str:
     """The URL for reports: without credentials and options."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
@@ -77,12 +77,14 @@ def fetch(url: str) -> Path:
     except (OSError, pa.ArrowException) as error:
         raise _unreadable(url, error) from error
     if RUN_FILE not in {str(name) for name, _ in files}:
-        raise RunNotFoundError(f"{shown(url)} is not a run directory: it holds no {RUN_FILE}")
+        raise RunNotFoundError(f"{without_credentials(url)} is not a run directory: it holds no {RUN_FILE}")
     target = Path(tempfile.mkdtemp(prefix="precdoctor-"))
     atexit.register(shutil.rmtree, target, ignore_errors=True)
     need, free = sum(size for _, size in files), shutil.disk_usage(target).free
     if need > free - _SPARE:
-        raise RunTooLargeError(f"{shown(url)} takes {need:,} bytes and {target.parent} has {free:,} left; set TMPDIR")
+        raise RunTooLargeError(
+            f"{without_credentials(url)} takes {need:,} bytes and {target.parent} has {free:,} left; set TMPDIR"
+        )
     try:
         for name, _ in files:
             _copy(system, f"{root}/{name}", target / name)
@@ -93,7 +95,7 @@ def fetch(url: str) -> Path:
 
 def _unreadable(url: str, error: Exception) -> RunUnreadableError:
     return RunUnreadableError(
-        f"cannot read {shown(url)}: {(str(error).splitlines() or [type(error).__name__])[0][:200]}"
+        f"cannot read {without_credentials(url)}: {(str(error).splitlines() or [type(error).__name__])[0][:200]}"
     )
 
 
@@ -103,7 +105,9 @@ def _system(url: str) -> tuple[pyarrow.fs.FileSystem, str]:
         system, root = pyarrow.fs.FileSystem.from_uri(url)
     except (pa.ArrowException, OSError, ValueError) as error:
         if scheme in ("s3", "gs", "gcs"):
-            raise UsageError(f"{shown(url)} cannot be opened: {str(error).splitlines()[0][:200]}") from None
+            raise UsageError(
+                f"{without_credentials(url)} cannot be opened: {str(error).splitlines()[0][:200]}"
+            ) from None
         try:
             import fsspec
 
@@ -112,7 +116,7 @@ def _system(url: str) -> tuple[pyarrow.fs.FileSystem, str]:
             hint = f"no file system is known for {scheme}://; install fsspec and the package it needs for {scheme}"
             raise UsageError(hint) from None
         except (OSError, ValueError) as wrong:
-            raise UsageError(f"{shown(url)} cannot be opened: {wrong}") from None
+            raise UsageError(f"{without_credentials(url)} cannot be opened: {wrong}") from None
         system = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(other))
     return system, str(root).rstrip("/")
 

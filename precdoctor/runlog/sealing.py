@@ -31,7 +31,7 @@ ROW_GROUP_ROWS: Final = 1 << 16
 ROW_GROUP_BYTES: Final = 32 << 20
 DIGEST_BYTES: Final = 16
 #: More batches than this are joined before they are written.
-_PIECES: Final = 8
+_MANY_BATCHES: Final = 8
 
 #: Columns with few distinct values per part, besides names; they are dictionary-encoded.
 _REPEATING: Final = ("step", "rank", "call", "micro_step", "numel", "scale")
@@ -125,7 +125,7 @@ def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterato
 def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
     """One table from ``batches``. Many are joined first: Parquet's writer needs longer for many chunks than that."""
     table = pa.Table.from_batches(batches, schema)
-    return table.combine_chunks() if len(batches) > _PIECES else table
+    return table.combine_chunks() if len(batches) > _MANY_BATCHES else table
 
 
 def _encoding(schema: pa.Schema) -> dict[str, object]:

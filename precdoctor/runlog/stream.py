@@ -221,7 +221,7 @@ def _message(metadata: memoryview, rest: memoryview) -> tuple[int, int, int]:
     Raises:
         struct.error, IndexError, ValueError: ``metadata`` is not a Message.
     """
-    message = _at("<I", metadata, 0)
+    message = _unpack("<I", metadata, 0)
     kind = _field(metadata, message, 1, "<B") or 0
     body = _field(metadata, message, 3, "<q") or 0
     claim = 0
@@ -230,19 +230,19 @@ def _message(metadata: memoryview, rest: memoryview) -> tuple[int, int, int]:
         compressed = _slot(metadata, batch, 3) is not None
         where = _slot(metadata, batch, 2)
         if where is not None:
-            vector = where + _at("<I", metadata, where)
-            size = 16 * _at("<I", metadata, vector)
+            vector = where + _unpack("<I", metadata, where)
+            size = 16 * _unpack("<I", metadata, vector)
             buffers = metadata[vector + 4 : vector + 4 + size]
             if len(buffers) != size:
                 raise ValueError("a message whose buffers are not in it")
             for offset, length in struct.iter_unpack("<qq", buffers):
                 claim += length
                 if compressed and length >= 8 and offset + 8 <= len(rest):
-                    claim += max(0, _at("<q", rest, offset))
+                    claim += max(0, _unpack("<q", rest, offset))
     return kind, body, claim
 
 
-def _at(layout: str, data: memoryview, offset: int) -> int:
+def _unpack(layout: str, data: memoryview, offset: int) -> int:
     if offset < 0:
         raise ValueError("an offset below zero")
     value: int = struct.unpack_from(layout, data, offset)[0]
@@ -251,23 +251,23 @@ def _at(layout: str, data: memoryview, offset: int) -> int:
 
 def _slot(data: memoryview, table: int, field: int) -> int | None:
     """The offset of a field of a FlatBuffers table; None if the field is absent."""
-    vtable = table - _at("<i", data, table)
-    if 4 + 2 * field >= _at("<H", data, vtable):
+    vtable = table - _unpack("<i", data, table)
+    if 4 + 2 * field >= _unpack("<H", data, vtable):
         return None
-    offset = _at("<H", data, vtable + 4 + 2 * field)
+    offset = _unpack("<H", data, vtable + 4 + 2 * field)
     return table + offset if offset else None
 
 
 def _field(data: memoryview, table: int, field: int, layout: str) -> int | None:
     where = _slot(data, table, field)
-    return None if where is None else _at(layout, data, where)
+    return None if where is None else _unpack(layout, data, where)
 
 
 def _table(data: memoryview, table: int, field: int) -> int:
     where = _slot(data, table, field)
     if where is None:
         raise ValueError("a message without content")
-    return where + _at("<I", data, where)
+    return where + _unpack("<I", data, where)
 
 
 def _damaged(where: str, at: int) -> CorruptRunError:

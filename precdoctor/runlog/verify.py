@@ -137,12 +137,12 @@ def verify(
         hold(len(directories), MAX_DIRECTORIES, f"{run} holds {{}} rank directories")
     ranks = []
     for number, directory in enumerate(directories, 1):
-        ranks.append(_rank(directory))
+        ranks.append(_rank_report(directory))
         progress("directories", number, len(directories))
     return Verification(run, int(info["schema_version"]), ranks)
 
 
-def _rank(rank: RankDirectory) -> RankReport:
+def _rank_report(rank: RankDirectory) -> RankReport:
     problems: list[str] = []
     live = False
     found = Survey([], {})
@@ -153,25 +153,25 @@ def _rank(rank: RankDirectory) -> RankReport:
     except RunUnreadableError as error:
         problems.append(str(error))
     dropped: Counter[str] = Counter()
-    parts = [_sealed(file, found.listed.get(file.path.name), rank, dropped) for file in found.files if file.sealed]
+    parts = [_part_report(file, found.listed.get(file.path.name), rank, dropped) for file in found.files if file.sealed]
     parts += [
         PartReport(name, "missing", problem=f"{rank.path.name}/{name} is listed in parts.jsonl and missing")
         for name in found.missing
     ]
-    streams = [_open(file, rank, dropped) for file in found.files if not file.sealed]
+    streams = [_stream_report(file, rank, dropped) for file in found.files if not file.sealed]
     gaps = _gaps(found)
-    problems += [] if live else _not_as_left(rank, found)
+    problems += [] if live else _changed_streams(rank, found)
     problems += [part.problem for part in parts if part.problem]
     problems += [stream.problem for stream in streams if stream.problem]
     problems += [f"{rank.path.name}/{name} was written and is missing" for name in gaps]
-    closed = _is_there(rank.path / END_FILE, END, problems)
-    _is_there(rank.path / RANK_FILE, RANK, problems)
+    closed = _document_exists(rank.path / END_FILE, END, problems)
+    _document_exists(rank.path / RANK_FILE, RANK, problems)
     return RankReport(
         rank.path.name, rank.rank, rank.attempt, live, closed, parts, streams, gaps, dict(dropped), problems
     )
 
 
-def _is_there(path: Path, shape: Shape, problems: list[str]) -> bool:
+def _document_exists(path: Path, shape: Shape, problems: list[str]) -> bool:
     try:
         with readable(f"{path.parent.name}/{path.name}"):
             return read_json_if_there(path, shape) is not None
@@ -180,7 +180,7 @@ def _is_there(path: Path, shape: Shape, problems: list[str]) -> bool:
         return True
 
 
-def _sealed(file: PartFile, listed: Part | None, rank: RankDirectory, dropped: Counter[str]) -> PartReport:
+def _part_report(file: PartFile, listed: Part | None, rank: RankDirectory, dropped: Counter[str]) -> PartReport:
     name = file.path.name
     if listed is None:
         return PartReport(name, "unlisted", problem=f"{file.name} is not listed in parts.jsonl: nothing vouches for it")
@@ -194,7 +194,7 @@ def _sealed(file: PartFile, listed: Part | None, rank: RankDirectory, dropped: C
     return PartReport(name, "ok", rows, first, last)
 
 
-def _open(file: PartFile, rank: RankDirectory, dropped: Counter[str]) -> StreamReport:
+def _stream_report(file: PartFile, rank: RankDirectory, dropped: Counter[str]) -> StreamReport:
     try:
         with readable(file.name):
             found = scan(read_regular(file.path, MAX_STREAM_BYTES), file.name)
@@ -204,7 +204,7 @@ def _open(file: PartFile, rank: RankDirectory, dropped: Counter[str]) -> StreamR
     return StreamReport(file.path.name, found.batches, rows, first, last, found.torn)
 
 
-def _not_as_left(rank: RankDirectory, found: Survey) -> list[str]:
+def _changed_streams(rank: RankDirectory, found: Survey) -> list[str]:
     """Problems of open streams that were cut, removed or exchanged, found from the witness in each stream's last batch.
 
     The witness of a damaged stream is not used; the damage is reported elsewhere.
@@ -249,12 +249,12 @@ def _count(batches: Iterator[pa.RecordBatch], table: str, dropped: Counter[str])
         if table == "events":
             drops = pc.equal(batch.column("event"), "drop")
             for data in batch.column("data").filter(drops).to_pylist():
-                reason, lost = _drop(data)
+                reason, lost = _parse_drop(data)
                 dropped[reason] += lost
     return rows, min(firsts, default=None), max(lasts, default=None)
 
 
-def _drop(data: str | None) -> tuple[str, int]:
+def _parse_drop(data: str | None) -> tuple[str, int]:
     """``(reason, rows)`` of a drop event; an unreadable event counts as one row, reason "unknown"."""
     try:
         content = json.loads(data or "")

@@ -89,7 +89,7 @@ class RankWriter:
         self._closed_bytes: dict[Path, int] = {}
         #: The most bytes that one append to ``tensors`` or ``ops`` has taken. The next one must not use up the bytes
         #: that are reserved for steps and events.
-        self._growth = 0
+        self._largest_append = 0
         self._next = dict.fromkeys(TABLES, 1)
         self._open: dict[str, _OpenStream] = {}
         self._unsealed: list[_OpenStream] = []
@@ -122,7 +122,7 @@ class RankWriter:
             return
         if self._max_bytes is not None:
             self._make_room(self._max_bytes)
-            limit = self._max_bytes * _TENSOR_SHARE - self._growth if table in _LARGE else self._max_bytes
+            limit = self._max_bytes * _TENSOR_SHARE - self._largest_append if table in _LARGE else self._max_bytes
             if self.bytes_used >= limit:
                 raise DiskBudgetReached(f"{self.directory} has reached its limit of {self._max_bytes} bytes")
         before = self.bytes_used
@@ -130,7 +130,7 @@ class RankWriter:
         for at in range(0, rows, some):
             self._write(table, batch if some >= rows else batch.slice(at, some))
         if table in _LARGE:
-            self._growth = max(self._growth, self.bytes_used - before)
+            self._largest_append = max(self._largest_append, self.bytes_used - before)
 
     def _make_room(self, budget: int) -> None:
         """Seal the open streams if ``budget`` bytes are nearly used up and sealing frees enough of them."""
@@ -275,7 +275,7 @@ def build_batch(table: str, columns: Mapping[str, Column], rows: int) -> pa.Reco
             raise ValueError(f"{table}.{name} has {len(array)} values for {rows} rows")
         if not nullable and array.null_count:
             raise ValueError(f"{table}.{name} may not be null")
-        if is_text and _has_too_long(array):
+        if is_text and _has_long_string(array):
             raise ValueError(f"{table}.{name} holds a string of more than {MAX_STRING_BYTES} bytes")
         found.append(array)
     return pa.RecordBatch.from_arrays(found, schema=schema)
@@ -297,7 +297,7 @@ def _one_null(kind: pa.DataType) -> pa.Array:
     return pa.nulls(1, kind)
 
 
-def _has_too_long(strings: pa.Array) -> bool:
+def _has_long_string(strings: pa.Array) -> bool:
     """Return whether a string is longer than ``MAX_STRING_BYTES``; quick if all strings together are not."""
     if strings.nbytes <= MAX_STRING_BYTES:
         return False

@@ -100,7 +100,7 @@ def timeline(views: Sequence[RunView], findings: Iterable[Finding]) -> Timeline:
     first = min(int(v.steps["step"].min()) for v in views)
     last = max(int(v.steps["step"].max()) for v in views)
     incidents = sorted({int(f.location.step) for f in findings if f.location.step is not None})
-    across = _Across(first, last)
+    across = _StepAxis(first, last)
     panels = []
     for column, title, log in _SERIES:
         found = [series(v, column) for v in views]
@@ -117,7 +117,7 @@ def timeline(views: Sequence[RunView], findings: Iterable[Finding]) -> Timeline:
 
 
 @dataclass(frozen=True)
-class _Across:
+class _StepAxis:
     first: int
     last: int
 
@@ -125,7 +125,7 @@ class _Across:
         return (step - self.first) / (self.last - self.first) if self.last > self.first else 0.5
 
 
-def _panel(title: str, found: Sequence[Series], across: _Across, incidents: Sequence[int], log: bool | None) -> Panel:
+def _panel(title: str, found: Sequence[Series], across: _StepAxis, incidents: Sequence[int], log: bool | None) -> Panel:
     finite = np.concatenate([s.values[np.isfinite(s.values)] for s in found])
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     if log is None:
@@ -167,7 +167,7 @@ def _row(name: str, s: Series, said: Callable[[float], str]) -> tuple[str, ...]:
     return (name, ends[0], low, high, at, ends[1], number(int(len(s.values) - finite.size)))
 
 
-def _incident_lines(across: _Across, incidents: Sequence[int]) -> Markup:
+def _incident_lines(across: _StepAxis, incidents: Sequence[int]) -> Markup:
     lines = []
     for step in incidents[:50]:
         x = svg.WIDE * across.share(step)
@@ -175,13 +175,13 @@ def _incident_lines(across: _Across, incidents: Sequence[int]) -> Markup:
     return svg.join(lines)
 
 
-def _axis(across: _Across, incidents: Sequence[int]) -> Markup:
+def _axis(across: _StepAxis, incidents: Sequence[int]) -> Markup:
     steps = svg.axis(((across.share(step), number(step)) for step in svg.ticks(across.first, across.last)), "14")
     places = (svg.percentage(across.share(step)) for step in incidents[:50])
     return svg.join([steps, *(svg.el("text", "▲", x=x, y="5", class_="flag") for x in places)])
 
 
-def _events(view: RunView, across: _Across, incidents: Sequence[int]) -> Markup | None:
+def _events(view: RunView, across: _StepAxis, incidents: Sequence[int]) -> Markup | None:
     """Ticks for skipped and non-finite steps; ticks that would coincide are drawn once. None if there are none."""
     rows: list[Markup] = []
     for y, (column, cls) in enumerate((("skipped", "skip"), ("non_finite", "bad"))):

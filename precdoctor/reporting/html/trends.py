@@ -144,7 +144,7 @@ def forecasts(view: RunView, survey: Survey) -> list[Forecast]:
             said = f"not within the next {number(int(span))} steps"
         else:
             said = "no steady trend" if slope is None else "not heading there"
-        drawing = _sketch(survey, room, slope if near and not bad.size else None)
+        drawing = _headroom_drawing(survey, room, slope if near and not bad.size else None)
         kind = KINDS.get(tensor.kind, clean(tensor.kind, 40))
         shown = Forecast(
             full, full, kind, clean(tensor.dtype, 40), f"{number(round(now, 1))} binades", rate, said,
@@ -171,7 +171,7 @@ def _trend(steps: npt.NDArray[np.float64], room: npt.NDArray[np.float64]) -> flo
     return slope if (np.sign(slopes) == np.sign(slope)).mean() >= _AGREEING else None
 
 
-def _sketch(survey: Survey, room: npt.NDArray[np.float64], slope: float | None) -> Markup:
+def _headroom_drawing(survey: Survey, room: npt.NDArray[np.float64], slope: float | None) -> Markup:
     """A line of the headroom, 0 (bottom) to 16 binades, over the run in the left half; in the right half its trend."""
     first, last = float(survey.edges[0]), float(survey.last_step)
     span = max(1.0, last - first)

@@ -87,13 +87,13 @@ class Check:
         out, err = self._files
         out.seek(0)
         err.seek(0)
-        self._take(out.read(), err.read().decode(errors="replace").strip().splitlines())
+        self._parse_answer(out.read(), err.read().decode(errors="replace").strip().splitlines())
         self._close()
         now = self._clock()
         self._next = now + max(PAUSE_SECONDS, PAUSE_TIMES * (now - self._began))
         return True
 
-    def _take(self, answer: bytes, said: Sequence[str]) -> None:
+    def _parse_answer(self, answer: bytes, said: Sequence[str]) -> None:
         try:
             diagnosis = json.loads(answer)
             findings, step = diagnosis["findings"], diagnosis["run"].get("last_step")

@@ -27,9 +27,9 @@ from precdoctor.reporting.live.watcher import OVER, Watcher
 from precdoctor.reporting.text import clean, factor, number, power
 
 #: Longest pause between two checks of the keyboard and of a running diagnosis, in seconds.
-_TICK = 0.2
+_LONGEST_WAIT = 0.2
 #: Largest share of the time that polling the run may take; longer polls are made less often.
-_BUSY = 0.2
+_POLL_SHARE = 0.2
 
 
 class Keys:
@@ -98,7 +98,7 @@ def show_live(watcher: Watcher, check: Check, console: Console, keys: Keys, inte
             news = check.poll()
             if now >= due:
                 watcher.poll()
-                due = time.monotonic() + max(interval, (time.monotonic() - now) / _BUSY)
+                due = time.monotonic() + max(interval, (time.monotonic() - now) / _POLL_SHARE)
                 news = True
             if check.due(watcher.grown, last=watcher.phase in OVER) and watcher.picture.last_step is not None:
                 check.begin(watcher.grown)
@@ -107,7 +107,7 @@ def show_live(watcher: Watcher, check: Check, console: Console, keys: Keys, inte
                 console.size = _dimensions()
                 size = Size(*console.size, ascii_only=not can_draw(console))
                 live.update(screen(watcher, check, size), refresh=True)
-            if keys.wait(min(_TICK, interval)) in {"q", "Q", "\x1b"}:
+            if keys.wait(min(_LONGEST_WAIT, interval)) in {"q", "Q", "\x1b"}:
                 return
 
 
@@ -146,7 +146,7 @@ def _pause(seconds: float, poll: Callable[[], bool], until_idle: Check | None) -
     until = time.monotonic() + seconds
     while time.monotonic() < until or (until_idle is not None and until_idle.busy):
         poll()
-        time.sleep(min(_TICK, max(0.01, until - time.monotonic())))
+        time.sleep(min(_LONGEST_WAIT, max(0.01, until - time.monotonic())))
     poll()
 
 

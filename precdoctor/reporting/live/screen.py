@@ -22,7 +22,7 @@ from precdoctor.reporting.text import clean, factor, number, power
 
 _STYLES = {Phase.STARTING: "pd.near", Phase.RUNNING: "pd.good", Phase.SILENT: "pd.near", Phase.ENDED: "pd.strong"}
 #: Styles of the sentence on the phase; yellow for phases not listed.
-_TOLD = {Phase.STARTING: "pd.quiet", Phase.ENDED: "pd.quiet", Phase.DIED: "pd.bad", Phase.GONE: "pd.bad"}
+_SENTENCE_STYLES = {Phase.STARTING: "pd.quiet", Phase.ENDED: "pd.quiet", Phase.DIED: "pd.bad", Phase.GONE: "pd.bad"}
 _SERIES = (
     ("loss", "loss", False),
     ("grad_norm", "gradient norm", True),
@@ -101,7 +101,7 @@ def _head(watcher: Watcher, size: Size) -> list[Text]:
     joint = " | " if size.ascii_only else " · "
     lines = [Text.assemble(title, "  ", mark), Text(joint.join(facts), "pd.quiet")]
     if watcher.words:
-        lines.append(Text(watcher.words, _TOLD.get(phase, "pd.near")))
+        lines.append(Text(watcher.words, _SENTENCE_STYLES.get(phase, "pd.near")))
     return lines
 
 

@@ -71,7 +71,7 @@ class Watcher:
         self._follower = Follower(path)
         self._rows = 0
         self._last_growth = clock()
-        self._passed_over = False
+        self._old_skipped = False
         self._unlocked: frozenset[str] = frozenset()
         self._damage: str | None = None
 
@@ -86,9 +86,9 @@ class Watcher:
         damage, self._damage = self._damage, None
         try:
             run = open_run(self.path)
-            if not self._passed_over and run.ranks:
-                self._follower.pass_over("tensors", keep=2)  # the live view needs only the newest tensors
-                self._passed_over = True
+            if not self._old_skipped and run.ranks:
+                self._follower.skip_old("tensors", keep=2)  # the live view needs only the newest tensors
+                self._old_skipped = True
             before = self._rows
             try:
                 self._read()
@@ -97,7 +97,7 @@ class Watcher:
             if self._rows != before:
                 self.grown += 1
                 self._last_growth = self._clock()
-            self.phase, self.words = self._standing(open_run(self.path))
+            self.phase, self.words = self._phase_of(open_run(self.path))
         except RunNotFoundError:
             self.phase, self.words = Phase.GONE, "the run directory is gone"
         except CorruptRunError as error:
@@ -120,7 +120,7 @@ class Watcher:
                 self._rows += batch.num_rows
                 take(batch)
 
-    def _standing(self, run: Run) -> tuple[Phase, str]:
+    def _phase_of(self, run: Run) -> tuple[Phase, str]:
         ranks = run.ranks
         self.ranks = len({r.rank for r in ranks})
         self.device = next((str(d) for d in map(_device, map(self._facts, ranks)) if d), self.device)
@@ -140,7 +140,7 @@ class Watcher:
             said = clean(ending(end_of_run(run)) or "")
             return Phase.ENDED, "stopped by precdoctor" if "stopped" in reasons else said or "closed its log"
         quiet = self._clock() - self._last_growth
-        if lost and self._is_here():
+        if lost and self._is_local():
             who = "the process" if self.ranks == 1 else f"rank {spans(lost)}"
             what = f"{who} ended without closing the log (killed, or out of memory)"
             return (Phase.RUNNING if len(lost) < len(ongoing) else Phase.DIED), what
@@ -156,7 +156,7 @@ class Watcher:
             self.problem = str(error)
             return {}
 
-    def _is_here(self) -> bool:
+    def _is_local(self) -> bool:
         """Return whether the run was launched on this host, so that a free lock proves the writer dead."""
         host = self.info.get("host")
         return isinstance(host, dict) and host.get("name") == platform.node()
