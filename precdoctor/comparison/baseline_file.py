@@ -90,8 +90,8 @@ def _tensor(expected: Expected, repeats: int) -> str:
     entries += [f"shape = {_value(list(expected.shape))}"]
     entries += [f"order = {expected.order}"] if expected.order is not None else []
     entries += [f"nonfinite = {_value(sorted(expected.badness))}"] if expected.badness else []
-    told = [name for name in _NAMES if name in expected.metrics and not _silent(name, expected, repeats)]
-    entries += [f"{name} = {_pair(expected.metrics[name])}" for name in told]
+    written = [name for name in _NAMES if name in expected.metrics and not _silent(name, expected, repeats)]
+    entries += [f"{name} = {_pair(expected.metrics[name])}" for name in written]
     return f"{{ {', '.join(entries)} }}"
 
 

@@ -216,8 +216,8 @@ def _notes(a: RunView, b: RunView) -> list[str]:
     for name, view in (("first", a), ("second", b)):
         if view.missing is not None:
             notes.append(f"the log of the {name} run has gaps: {view.missing}")
-        if (said := ending(facts_of_end(view), f"the command of the {name} run")) is not None:
-            notes.append(said)
+        if (sentence := ending(facts_of_end(view), f"the command of the {name} run")) is not None:
+            notes.append(sentence)
     return notes
 
 

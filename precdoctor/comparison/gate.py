@@ -354,12 +354,12 @@ def _baseline_notes(
 
 def _endings(views: Sequence[RunView], closed: Sequence[_RunVerdict]) -> list[str]:
     """A remark for each run whose command failed; a comparison does not show that its last steps are missing."""
-    said = [
+    sentences = [
         ending(facts_of_end(view), f"the command of {view.run.origin}")
         for view, its in zip(views, closed, strict=True)
         if its.code is not ExitCode.UNTRUSTWORTHY or untrustworthy(its.diagnosis) != ending(its.diagnosis.run)
     ]
-    return [sentence for sentence in said if sentence is not None]
+    return [sentence for sentence in sentences if sentence is not None]
 
 
 def _merged_recorder(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

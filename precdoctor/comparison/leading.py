@@ -260,10 +260,10 @@ def _gradient_finding(code: str, moved: Sequence[Drifted], what: str, limit: flo
     root, module, kind, name, _ = worst.key
     steps = sorted(worst.binades)
     parameter = ".".join(p for p in (module, name) if p)
-    said = words.format(worst.moved)
+    change = words.format(worst.moved)
     message = (
         f"Over the newest {plural(len(steps), 'common sampled step')} ({steps[0]} to {steps[-1]}) the {what} of "
-        f"`{parameter}` {said} (limit {limit:g}). {plural(len(moved), 'gradient')} beyond it."
+        f"`{parameter}` {change} (limit {limit:g}). {plural(len(moved), 'gradient')} beyond it."
     )
     evidence = {
         "binades": worst.moved,
@@ -275,7 +275,7 @@ def _gradient_finding(code: str, moved: Sequence[Drifted], what: str, limit: flo
         ],
     }
     place = Location(root=root or None, module=module, kind=kind, phase=Phase.BACKWARD, step=steps[0])
-    return [_finding(code, f"the {what} of `{parameter}` {said}", message, place, evidence)]
+    return [_finding(code, f"the {what} of `{parameter}` {change}", message, place, evidence)]
 
 
 def _finding(code: str, title: str, message: str, place: Location, evidence: Mapping[str, object]) -> Finding:

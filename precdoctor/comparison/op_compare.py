@@ -160,12 +160,12 @@ def reason_of(difference: Difference) -> str:
         return f"Only {only} runs this op, and the other run has no tensor like its result."
     if difference.reads_others:
         return "It reads other tensors in B than in A: the code computes in another order, or from other values."
-    told = "cannot be compared" if error is None else f"differ by {error:.2g} (relative L2)"
+    outcome = "cannot be compared" if error is None else f"differ by {error:.2g} (relative L2)"
     where = "within" if difference.explained else "beyond"
     limit = f"{where} the limit {difference.limit:.2g} of its format and operands"
     if a.settings != b.settings and a.name == b.name:
-        return f"{_arguments(a.settings, b.settings)} Its results {told}, {limit}."
-    return f"Its results {told}, {limit}."
+        return f"{_arguments(a.settings, b.settings)} Its results {outcome}, {limit}."
+    return f"Its results {outcome}, {limit}."
 
 
 def _arguments(a: str | None, b: str | None) -> str:
@@ -176,8 +176,8 @@ def _arguments(a: str | None, b: str | None) -> str:
         return f"Its arguments are {a} in A and {b} in B."
     absent = "not given"
     pairs = {name: (ours.get(name, absent), theirs.get(name, absent)) for name in {**ours, **theirs}}
-    told = (f"`{name}` is {x} in A and {y} in B" for name, (x, y) in pairs.items() if x != y)
-    return f"Argument {', '.join(told)}."
+    changes = (f"`{name}` is {x} in A and {y} in B" for name, (x, y) in pairs.items() if x != y)
+    return f"Argument {', '.join(changes)}."
 
 
 @dataclass(frozen=True)

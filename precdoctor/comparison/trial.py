@@ -65,15 +65,15 @@ class CastOutcome:
         """Whether the prediction holds: shares lie in its interval, widened as in ``compare``, and the SQNR is off by
         at most :data:`DECIBELS`. None if there is no prediction or no measurement.
         """
-        said, done = self.prediction, self.at_step
-        if said is None or done is None:
+        predicted, measured = self.prediction, self.at_step
+        if predicted is None or measured is None:
             return None
-        for interval, share in ((said.flushed, done.flushed), (said.saturated, done.saturated)):
+        for interval, share in ((predicted.flushed, measured.flushed), (predicted.saturated, measured.saturated)):
             spare = max(RELATIVE * share, POINTS)
             if not interval.low - spare <= share <= interval.high + spare:
                 return False
-        likely = said.sqnr_db.estimate
-        return likely == done.sqnr_db or abs(likely - done.sqnr_db) <= DECIBELS
+        likely = predicted.sqnr_db.estimate
+        return likely == measured.sqnr_db or abs(likely - measured.sqnr_db) <= DECIBELS
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def cast_in_words(cast: CastOutcome) -> str:
 
     Gives the figure of the predicted step if the cast was made on that step, else of all steps.
     """
-    planned, said = cast.planned, cast.predicted
+    planned, predicted = cast.planned, cast.predicted
     done = cast.at_step or cast.overall
     miss = cast.misses[0]
 
@@ -191,7 +191,7 @@ def cast_in_words(cast: CastOutcome) -> str:
         return f"{figures.sqnr_db:.1f} dB" if miss == "sqnr" else percent(getattr(figures, miss))
 
     what = f"an SQNR of {shown(done)}" if miss == "sqnr" else f"{shown(done)} {miss}"
-    known = f" on step {cast.step} (predicted {shown(said)})" if said is not None and cast.at_step else ""
+    known = f" on step {cast.step} (predicted {shown(predicted)})" if predicted is not None and cast.at_step else ""
     return f"`{planned.module or planned.root}` {planned.role} in {planned.cast}: {what}{known}"
 
 

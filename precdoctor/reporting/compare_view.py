@@ -87,12 +87,12 @@ def _loss(c: Comparison) -> str:
         return "No loss was recorded on a common step."
     gap = c.loss_b - c.loss_a
     apart = f" ({gap:+.4g})" if math.isfinite(gap) else ""
-    told = f"Loss at step {c.common_steps[-1]}: A {number(c.loss_a)}, B {number(c.loss_b)}{apart}"
+    losses = f"Loss at step {c.common_steps[-1]}: A {number(c.loss_a)}, B {number(c.loss_b)}{apart}"
     if c.loss_differs_at is None:
-        return f"{told}; equal on all common steps."
+        return f"{losses}; equal on all common steps."
     if c.loss_gap_at is None:
-        return f"{told}; differs from step {c.loss_differs_at}, within {LOSS_GAP} at the end."
-    return f"{told}; differs from step {c.loss_differs_at}, by more than {LOSS_GAP} from step {c.loss_gap_at}."
+        return f"{losses}; differs from step {c.loss_differs_at}, within {LOSS_GAP} at the end."
+    return f"{losses}; differs from step {c.loss_differs_at}, by more than {LOSS_GAP} from step {c.loss_gap_at}."
 
 
 def _print_lines(c: Comparison, console: Console) -> None:

@@ -59,10 +59,10 @@ def _by_run(report: Report) -> list[tuple[str, list[GateCheck]]]:
 def _checks(checks: Sequence[GateCheck]) -> list[_Case]:
     cases = []
     for check in checks:
-        told = f"expected {check.expected}, found {check.found}, limit {check.limit}"
+        comparison = f"expected {check.expected}, found {check.found}, limit {check.limit}"
         outcome = "failure" if check.fails else "skipped" if check.passed is None else None
-        text = told if check.passed is False else ""
-        message = check.found if check.passed is None else told
+        text = comparison if check.passed is False else ""
+        message = check.found if check.passed is None else comparison
         name = f"{check.check}: {check.subject}"
         cases.append(_Case("precdoctor.gate", name, outcome, check.check.partition(" ")[0], message, text))
     return cases
@@ -115,8 +115,8 @@ def _suite(root: ET.Element, name: str, cases: Sequence[_Case]) -> None:
         if case.outcome == "skipped":
             ET.SubElement(element, "skipped", {"message": _text(case.message)})
         elif case.outcome is not None:
-            told = ET.SubElement(element, case.outcome, {"type": case.kind, "message": _text(case.message)})
-            told.text = _block(case.text)
+            detail = ET.SubElement(element, case.outcome, {"type": case.kind, "message": _text(case.message)})
+            detail.text = _block(case.text)
         elif case.text:
             ET.SubElement(element, "system-out").text = _block(f"{case.message}\n{case.text}")
 

@@ -64,10 +64,10 @@ def _lines(report: Report) -> Iterator[str]:
     if diagnosis.run.get("path"):
         yield f"{code(diagnosis.run['path'])}{': ' + escaped(facts) if facts else ''}"
         yield ""
-    if said := ending(diagnosis.run):
-        yield f"{escaped(said)}."
+    if end := ending(diagnosis.run):
+        yield f"{escaped(end)}."
         yield ""
-    for reason in (r for r in report.distrust if r != said):
+    for reason in (r for r in report.distrust if r != end):
         yield f"**No trustworthy verdict:** {prose(reason)}"
         yield ""
     if diagnosis.findings:

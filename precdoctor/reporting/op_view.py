@@ -55,9 +55,9 @@ def scope(found: OpComparison) -> list[str]:
     for x in shown:
         where = f"Step {x.step}" + (f", rank {x.rank}" if len(ranks) > 1 else "")
         beyond = sum(not d.explained for d in x.differences)
-        told = f"{where}: {number(x.ops_a)} ops in A, {number(x.ops_b)} in B, {number(x.paired)} in both; "
-        told += f"{number(len(x.differences))} differ" if x.differences else "none differs"
-        lines.append(told + (f", {number(beyond)} beyond what is explained" if beyond else ""))
+        words = f"{where}: {number(x.ops_a)} ops in A, {number(x.ops_b)} in B, {number(x.paired)} in both; "
+        words += f"{number(len(x.differences))} differ" if x.differences else "none differs"
+        lines.append(words + (f", {number(beyond)} beyond what is explained" if beyond else ""))
     if len(shown) < len(found.lists):
         lines.append(f"and {plural(len(found.lists) - len(shown), 'more list')}")
     return lines

@@ -234,13 +234,13 @@ def inference_document(plan: InferencePlan, run: Mapping[str, Any]) -> dict[str,
 
 def _planned_tensor(t: TensorPlan) -> dict[str, Any]:
     kept = {"format": None, "scaling": None} if t.recipe is None else {**described(t.recipe), "scale": None}
-    told = {name: jsonable(getattr(t.prediction, name, None)) for name in ("flushed", "saturated", "sqnr_db")}
+    figures = {name: jsonable(getattr(t.prediction, name, None)) for name in ("flushed", "saturated", "sqnr_db")}
     return {
         "tensor": t.seen.key.name,
         **kept,
         "dtype": t.seen.key.dtype,
         "bits_per_element": t.bits,
         "step": t.step,
-        **told,
+        **figures,
         "reason": t.reason or None,
     }

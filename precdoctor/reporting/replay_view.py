@@ -194,10 +194,10 @@ def _print_steps(replay: RecipeReplay, console: Console) -> None:
     saturated = [s.saturated.estimate for s in replay.steps]
     stale = [float(s.stale_tensors) for s in replay.steps]
     plain = not can_draw(console)
-    told = f"at most {percent(worst.saturated.estimate)}, step {worst.step}"
-    shown.add_row("saturated", Text(sparkline(saturated, width, ascii_only=plain), "pd.code"), told)
-    told = f"at most {most.stale_tensors}, step {most.step}"
-    shown.add_row("stale tensors", Text(sparkline(stale, width, ascii_only=plain), "pd.code"), told)
+    peak = f"at most {percent(worst.saturated.estimate)}, step {worst.step}"
+    shown.add_row("saturated", Text(sparkline(saturated, width, ascii_only=plain), "pd.code"), peak)
+    peak = f"at most {most.stale_tensors}, step {most.step}"
+    shown.add_row("stale tensors", Text(sparkline(stale, width, ascii_only=plain), "pd.code"), peak)
     console.print(Padding(shown, (1, 0, 0, 0)))
 
 

@@ -23,8 +23,8 @@ def print_head(run: Mapping[str, Any], console: Console, question: str = "") -> 
 
 def print_ending(run: Mapping[str, Any], console: Console) -> None:
     """Print how the command ended, if it failed."""
-    if said := ending(run):
-        console.print(Text(f"{clean(said)}.", "pd.near"))
+    if end := ending(run):
+        console.print(Text(f"{clean(end)}.", "pd.near"))
 
 
 def command_words(run: Mapping[str, Any], limit: int) -> str:

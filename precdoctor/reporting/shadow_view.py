@@ -132,9 +132,9 @@ def units(error: float | None, u: float) -> str:
 def scope(found: Shadowed) -> str:
     """A clause on the comparison: the two formats, the steps, and whether the replay is bitwise exact."""
     u = f"u = 2^{round(math.log2(found.u))} of a tensor's size"
-    told = f"{wide(found)} beside {name(found)} ({u}) at step{'s' * (len(found.steps) > 1)}"
+    compared = f"{wide(found)} beside {name(found)} ({u}) at step{'s' * (len(found.steps) > 1)}"
     replay = "the replay is the run bit for bit" if found.exact else "the replay is not the run bit for bit"
-    return f"{told} {spans(found.steps, 8)}; {replay}"
+    return f"{compared} {spans(found.steps, 8)}; {replay}"
 
 
 def notes(found: Shadowed) -> Iterator[str]:
@@ -182,8 +182,8 @@ def print_full(found: Shadowed | None, run: Mapping[str, Any], console: Console,
         console.print(Text(f"\nErrors along the depth, {wide(found)} all the way beside {name(found)} all the way:"))
     for what, drawn, words in lines:
         console.print(Text.assemble(f"  {clean(what):9}  ", drawn, "  ", (clean(words), "pd.quiet")))
-    told = list(notes(found))
-    console.print(Text("\n" + "\n".join(told), "pd.quiet") if told else "", end="\n" if told else "")
+    remarks = list(notes(found))
+    console.print(Text("\n" + "\n".join(remarks), "pd.quiet") if remarks else "", end="\n" if remarks else "")
 
 
 def _table(found: Shadowed, limits: Limits, worst: int, console: Console) -> Table:
@@ -221,8 +221,8 @@ def print_concise(found: Shadowed | None, console: Console, limits: Limits) -> N
     """Print a line per piece that fails the limits, then the verdict."""
     for p in limits.guilty(found) if found is not None else ():
         assert found is not None
-        told = f"{units(p.local, found.u)} by itself, {units(p.accumulated, found.u)} all the way"
-        console.print(f"{clean(p.place)} {_KINDS[p.kind]}: step {p.step}: {told}", soft_wrap=True)
+        errors = f"{units(p.local, found.u)} by itself, {units(p.accumulated, found.u)} all the way"
+        console.print(f"{clean(p.place)} {_KINDS[p.kind]}: step {p.step}: {errors}", soft_wrap=True)
     console.print(verdict(found, limits)[1], soft_wrap=True)
 
 

@@ -98,8 +98,8 @@ def _print_timeline(summary: Summary, console: Console) -> None:
         seen = [v for v in values if v is not None]
         if seen:
             line = sparkline(values, width, ascii_only=drawn, log=log)
-            said = power if name == "loss_scale" else number
-            shown.add_row(title, said(seen[0]), Text(line, "pd.code"), said(seen[-1]))
+            spell = power if name == "loss_scale" else number
+            shown.add_row(title, spell(seen[0]), Text(line, "pd.code"), spell(seen[-1]))
     skipped = [step for step, v in zip(summary.steps, summary.timeline.get("skipped", []), strict=False) if v]
     bad = [step for step, v in zip(summary.steps, summary.timeline.get("non_finite", []), strict=False) if v]
     for title, found, style in (("skipped", skipped, "pd.near"), ("non-finite", bad, "pd.bad")):

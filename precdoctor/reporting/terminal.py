@@ -132,10 +132,10 @@ def _print_header(diagnosis: Diagnosis, console: Console, *, verbose: bool) -> N
     findings = bool(diagnosis.findings)
     style = "pd.strong" if findings else "pd.near" if diagnosis.verdict == "indeterminate" else "pd.good"
     console.print()
-    said = Text(verdict_line(diagnosis) + ".", style)
+    headline = Text(verdict_line(diagnosis) + ".", style)
     if not findings and not verbose and diagnosis.rules:
-        said.append(f" {_rule_counts(diagnosis)}; `--verbose` lists them.", "none")
-    console.print(said)
+        headline.append(f" {_rule_counts(diagnosis)}; `--verbose` lists them.", "none")
+    console.print(headline)
     if verbose and not findings:
         console.print()
 

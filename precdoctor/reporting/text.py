@@ -90,24 +90,26 @@ def recording_cost(recorder: Mapping[str, Any]) -> str | None:
     overhead, cost = recorder.get("overhead_fraction"), recorder.get("cost")
     if not isinstance(overhead, (int, float)):
         return None
-    said = f"Recording took {percent(float(overhead))} of the run's time"
+    sentence = f"Recording took {percent(float(overhead))} of the run's time"
     if overhead > 1.0:
-        said = f"Recording took {overhead:.1f} times the run's time, as it also works in a thread of its own"
+        sentence = f"Recording took {overhead:.1f} times the run's time, as it also works in a thread of its own"
     if isinstance(waited := recorder.get("waited_fraction"), float) and waited >= _TELLING_WAIT:
-        said += f" (beside {percent(waited)} in which its hooks waited for the device, which worked for the training)"
+        sentence += (
+            f" (beside {percent(waited)} in which its hooks waited for the device, which worked for the training)"
+        )
     if overhead < _MUCH:
-        return f"{said}."
+        return f"{sentence}."
     between = recorder.get("between")
     longer = _longer_runs(between if isinstance(between, Mapping) else {}, cost if isinstance(cost, Mapping) else {})
     full = cost.get("full_steps") if isinstance(cost, Mapping) else None
     if not isinstance(cost, Mapping) or not isinstance(full, int) or full < 1:
-        return f"{said}. {longer}".rstrip()
+        return f"{sentence}. {longer}".rstrip()
     scanned, settled = cost.get("scanned_steps"), cost.get("settled_fraction")
     scans = f" ({number(scanned)} of them op by op)" if scanned and full > 1 else ""
-    said += f": {f'the first {full:,} steps are' if full > 1 else 'the first step is'} recorded in full{scans}."
+    sentence += f": {f'the first {full:,} steps are' if full > 1 else 'the first step is'} recorded in full{scans}."
     if settled is not None:
-        return f"{said} Since then it took {percent(settled)}, {_milliseconds(cost['settled_ns'])} a step."
-    return f"{said} {longer}".rstrip()
+        return f"{sentence} Since then it took {percent(settled)}, {_milliseconds(cost['settled_ns'])} a step."
+    return f"{sentence} {longer}".rstrip()
 
 
 def _longer_runs(between: Mapping[str, Any], cost: Mapping[str, Any]) -> str:

@@ -81,8 +81,8 @@ def _print_casts(trial: Trial, console: Console, worst: int) -> None:
 
 
 def _pair(cast: CastOutcome, shown: Any) -> str:
-    said, done = (shown(f) if f is not None else "–" for f in (cast.predicted, cast.at_step))
-    return f"{said} -> {done}"
+    predicted, measured = (shown(f) if f is not None else "–" for f in (cast.predicted, cast.at_step))
+    return f"{predicted} -> {measured}"
 
 
 def _print_gradients(trial: Trial, console: Console, worst: int) -> None:

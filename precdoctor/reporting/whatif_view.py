@@ -69,8 +69,8 @@ def verdict(answer: Answer) -> str:
         head = (
             f"{total - unknown} of {plural(total, 'tensor')} hold" if unknown else f"All {plural(total, 'tensor')} hold"
         )
-    told = f"; nothing can be predicted for {unknown}" if unknown else ""
-    return f"{head}{told}. Target: {target(answer)} {every}."
+    unpredicted = f"; nothing can be predicted for {unknown}" if unknown else ""
+    return f"{head}{unpredicted}. Target: {target(answer)} {every}."
 
 
 def target(answer: Answer) -> str:
@@ -186,9 +186,9 @@ def _table(answer: Answer, shown: tuple[Forecast, ...], console: Console) -> Tab
     instead = left("would hold") if answer.failing else []
     shown_table = table({"header": "tensor"}, *range_column, *right(*columns), *instead, gap=gap)
     for f in shown:
-        told = _prediction_cells(f)
+        by_column = _prediction_cells(f)
         cells: list[RenderableType] = [Name(place(f), "pd.bad" if f.misses else ""), bar(f, answer, ascii_only)]
-        cells += [told.get(column, Text("–", "pd.quiet")) for column in columns]
+        cells += [by_column.get(column, Text("–", "pd.quiet")) for column in columns]
         shown_table.add_row(*cells, *([Text(would_hold(f))] if answer.failing else []))
     return shown_table
 
@@ -257,8 +257,8 @@ def markdown(answer: Answer, run: Mapping[str, Any], *, worst: int) -> str:
     ]
     columns = ("flushed", "saturated", "SQNR", "headroom", "scale", "step")
     for f in answer.forecasts[:worst]:
-        told = _prediction_cells(f)
-        cells = [told[column].plain if told else "–" for column in columns]
+        by_column = _prediction_cells(f)
+        cells = [by_column[column].plain if by_column else "–" for column in columns]
         name = clean(place(f)).replace("|", "\\|").replace("`", "'")
         lines.append(f"| `{name}` | {' | '.join(cells)} | {would_hold(f)} |")
     lines += [line.strip("\n") for line in ("", *remedies(answer), *notes(answer, run))]

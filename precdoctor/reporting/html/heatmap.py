@@ -122,11 +122,11 @@ def _heatmap(
 ) -> Heatmap | None:
     ordered = [t for t in in_order(view, survey) if known_format(survey.tensors[t].dtype) is not None]
     levels = {t: level(t) for t in ordered}
-    told = [t for t in ordered if (levels[t] > 0).any()]
-    if not told:
+    notable = [t for t in ordered if (levels[t] > 0).any()]
+    if not notable:
         return None
-    kept = sorted(told, key=lambda t: _interest(levels[t], worst(t)[0]))[:ROWS]
-    shown = [t for t in told if t in set(kept)]
+    kept = sorted(notable, key=lambda t: _interest(levels[t], worst(t)[0]))[:ROWS]
+    shown = [t for t in notable if t in set(kept)]
     spans = column_spans(survey)
     several = has_several_roots(survey.tensors)
     fulls = {t: label(survey.tensors[t], several_roots=several) for t in shown}
@@ -145,10 +145,10 @@ def _heatmap(
         rows.append(Row(wide[full], narrow[full], full, kind, clean(tensor.dtype, 40), text, steps))
         lines.append(levels[t])
     drawing = _cells(lines, len(spans), prefix)
-    quiet = len(ordered) - len(told)
+    quiet = len(ordered) - len(notable)
     note = f"{plural(len(shown), 'tensor')} of {number(len(ordered))}"
-    if len(told) > len(shown):
-        note += f", the most telling of {number(len(told))} with something to see"
+    if len(notable) > len(shown):
+        note += f", the most telling of {number(len(notable))} with something to see"
     if quiet:
         note += f"; {number(quiet)} without are left out"
     per_column = max(b - a + 1 for a, b in spans)

@@ -168,9 +168,9 @@ class Survey:
         start = np.nan_to_num(_numbers(batch, "rel_lo")).astype(np.int64)
         _count(self._relative, REL_MIN, which, start, batch.column("rel_hist"), np.ones_like(exact))
         lost = values["unchanged"]
-        told = ~np.isnan(lost)
-        np.add.at(self._updates[:, 0], which[told], lost[told])
-        np.add.at(self._updates[:, 1], which[told], (values["numel"] - values["zero"] + lost)[told])
+        counted = ~np.isnan(lost)
+        np.add.at(self._updates[:, 0], which[counted], lost[counted])
+        np.add.at(self._updates[:, 1], which[counted], (values["numel"] - values["zero"] + lost)[counted])
 
     def _identify(self, batch: pa.RecordBatch) -> Ints:
         """The tensor index of each row; fills ``tensors``."""

@@ -131,7 +131,7 @@ def _panel(title: str, found: Sequence[Series], across: _StepAxis, incidents: Se
     if log is None:
         log = low > 0.0 and high / low > _LOGARITHMIC
     log = log and low > 0.0
-    said = power if title == _SCALE else number
+    spell = power if title == _SCALE else number
 
     def height(value: float) -> float:
         a, b, v = (math.log(x) if log else x for x in (low, high, value))
@@ -154,15 +154,15 @@ def _panel(title: str, found: Sequence[Series], across: _StepAxis, incidents: Se
         if alone := svg.dot_path(points):
             drawn.append(svg.el("path", d=alone, class_=f"line lone run{which}"))
         lines.append(svg.join(drawn))
-        table.append(_row("AB"[which], s, said))
+        table.append(_row("AB"[which], s, spell))
     drawing = svg.join([svg.stretched(_incident_lines(across, incidents), *reversed(lines)), *marks[:400]])
-    return Panel(title, said(high), said(low), log, low == high, drawing, table)
+    return Panel(title, spell(high), spell(low), log, low == high, drawing, table)
 
 
-def _row(name: str, s: Series, said: Callable[[float], str]) -> tuple[str, ...]:
+def _row(name: str, s: Series, spell: Callable[[float], str]) -> tuple[str, ...]:
     finite = s.values[np.isfinite(s.values)]
-    ends = [said(float(v)) if math.isfinite(v) else "not finite" for v in (s.values[0], s.values[-1])]
-    low, high = (said(float(v)) for v in (finite.min(), finite.max())) if finite.size else ("–", "–")
+    ends = [spell(float(v)) if math.isfinite(v) else "not finite" for v in (s.values[0], s.values[-1])]
+    low, high = (spell(float(v)) for v in (finite.min(), finite.max())) if finite.size else ("–", "–")
     at = number(int(s.steps[np.isfinite(s.values)][np.argmax(finite)])) if finite.size else "–"
     return (name, ends[0], low, high, at, ends[1], number(int(len(s.values) - finite.size)))
 

@@ -137,17 +137,17 @@ def forecasts(view: RunView, survey: Survey) -> list[Forecast]:
         rate = "no steady trend" if slope is None else f"{number(round(100 * slope, 2))} binades per 100 steps"
         bad = np.flatnonzero(survey.cells("non_finite")[t] > 0)
         if bad.size:
-            said, near = f"NaN or Inf at step {number(int(survey.edges[bad[0]]))}", True
+            outlook, near = f"NaN or Inf at step {number(int(survey.edges[bad[0]]))}", True
         elif near:
-            said = f"about step {number(round(reaches))}"
+            outlook = f"about step {number(round(reaches))}"
         elif slope is not None and slope < 0.0:
-            said = f"not within the next {number(int(span))} steps"
+            outlook = f"not within the next {number(int(span))} steps"
         else:
-            said = "no steady trend" if slope is None else "not heading there"
+            outlook = "no steady trend" if slope is None else "not heading there"
         drawing = _headroom_drawing(survey, room, slope if near and not bad.size else None)
         kind = KINDS.get(tensor.kind, clean(tensor.kind, 40))
         shown = Forecast(
-            full, full, kind, clean(tensor.dtype, 40), f"{number(round(now, 1))} binades", rate, said,
+            full, full, kind, clean(tensor.dtype, 40), f"{number(round(now, 1))} binades", rate, outlook,
             near, drawing,
         )  # fmt: skip
         found.append((reaches, float(np.nanmin(room)), shown))

@@ -93,12 +93,12 @@ class Check:
         self._next = now + max(PAUSE_SECONDS, PAUSE_TIMES * (now - self._began))
         return True
 
-    def _parse_answer(self, answer: bytes, said: Sequence[str]) -> None:
+    def _parse_answer(self, answer: bytes, errors: Sequence[str]) -> None:
         try:
             diagnosis = json.loads(answer)
             findings, step = diagnosis["findings"], diagnosis["run"].get("last_step")
         except (ValueError, TypeError, KeyError, AttributeError):
-            self.problem = said[-1].removeprefix("precdoctor: ") if said else "the diagnosis has no answer"
+            self.problem = errors[-1].removeprefix("precdoctor: ") if errors else "the diagnosis has no answer"
             return
         self.problem = None
         self.findings = [f for f in findings if isinstance(f, dict)]

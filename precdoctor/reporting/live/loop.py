@@ -118,25 +118,25 @@ def _dimensions() -> ConsoleDimensions:
 
 def print_lines(watcher: Watcher, check: Check, console: Console, interval: float) -> None:
     """Print a line per interval in which the state changed, and one per new finding; return when the run is over."""
-    said: str | None = None
-    told: set[tuple[object, ...]] = set()
+    last_line: str | None = None
+    printed: set[tuple[object, ...]] = set()
     while True:
         watcher.poll()
         line = progress(watcher)
-        if line != said:
+        if line != last_line:
             console.print(line, soft_wrap=True)
-            said = line
+            last_line = line
         over, stepped = watcher.phase in OVER, watcher.picture.last_step is not None
         if stepped and check.due(watcher.grown, last=over):
             check.begin(watcher.grown)
         _pause(0.0 if over else interval, check.poll, until_idle=check if over else None)
         for finding in check.findings or ():
             key = (finding.get("code"), str(finding.get("location")))
-            if key not in told:
-                told.add(key)
+            if key not in printed:
+                printed.add(key)
                 console.print(finding_line(finding), soft_wrap=True)
         if over and not (stepped and check.due(watcher.grown, last=True)):
-            if stepped and not told:
+            if stepped and not printed:
                 console.print("no findings" if check.findings is not None else clean(check.problem or "not judged"))
             return
 
@@ -164,14 +164,14 @@ def progress(watcher: Watcher) -> str:
 
 def _values(picture: Picture) -> list[str]:
     words = []
-    for name, title, said in (
+    for name, title, spell in (
         ("loss", "loss", number),
         ("grad_norm", "gradient norm", number),
         ("loss_scale", "loss scale", power),
     ):
         value = picture.series[name].last
         if value is not None:
-            words.append(f"{title} {said(value)}")
+            words.append(f"{title} {spell(value)}")
     if picture.skipped:
         words.append(f"{number(picture.skipped)} skipped")
     if picture.non_finite:

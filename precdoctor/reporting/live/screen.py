@@ -118,20 +118,20 @@ def _series(picture: Picture, size: Size) -> list[Text]:
         values, last = picture.series[name].values, picture.series[name].last
         if last is None or (name == "lr" and min(values) == max(values)):
             continue
-        said = power if name == "loss_scale" else number
+        spell = power if name == "loss_scale" else number
         line = sparkline(values, width, ascii_only=size.ascii_only, log=log)
         lines.append(
             Text.assemble(
-                (f"{title:<{_LABEL}}", "pd.label"), f"{said(values[0]):>{_VALUE}}  ", (line, "pd.code"),
-                f"  {said(last)}",
+                (f"{title:<{_LABEL}}", "pd.label"), f"{spell(values[0]):>{_VALUE}}  ", (line, "pd.code"),
+                f"  {spell(last)}",
             )
         )  # fmt: skip
-    told = [
+    counts = [
         (plural(picture.skipped, "skipped step"), "pd.near") if picture.skipped else None,
         (plural(picture.non_finite, "non-finite step"), "pd.bad") if picture.non_finite else None,
     ]
-    if any(told):
-        lines.append(Text(", ", "pd.label").join(Text(*t) for t in told if t))
+    if any(counts):
+        lines.append(Text(", ", "pd.label").join(Text(*t) for t in counts if t))
     return lines
 
 
@@ -155,13 +155,13 @@ def _table(title: str, tensors: Sequence[Tensor], size: Size, *, share: bool) ->
     lines = [Text.assemble((f"{title:<{name}}", "pd.strong"), (f"  {'':8}{'amax':>10}{value:>10}  ", "pd.label"))]
     for tensor in tensors:
         bad = tensor.bad_since is not None
-        said = percent(tensor.subnormal_share) if share else _room(tensor)
+        shown = percent(tensor.subnormal_share) if share else _room(tensor)
         fmt = tensor.format
         line = Text.assemble(
             f"{shortened(label_of(tensor), name):<{name}}",
             (f"  {fmt.name if fmt else tensor.dtype:8.8}", "pd.quiet"),
             f"{number(tensor.amax):>10}",
-            (f"{said:>10}  ", "pd.bad" if bad else ""),
+            (f"{shown:>10}  ", "pd.bad" if bad else ""),
         )
         histogram = tensor.histogram
         evidence = {"dtype": tensor.dtype, "exp_lo": histogram.lo, "exp_hist": histogram.counts}
@@ -195,8 +195,8 @@ def shortened(text: str, width: int) -> str:
 
 def _findings(check: Check) -> list[Text]:
     if check.findings is None:
-        said = check.problem or "not judged yet"
-        return [Text.assemble(("Findings", "pd.strong"), (f"  {clean(said, 200)}", "pd.quiet"))]
+        status = check.problem or "not judged yet"
+        return [Text.assemble(("Findings", "pd.strong"), (f"  {clean(status, 200)}", "pd.quiet"))]
     at = f"  as of step {check.step}" if check.step is not None else ""
     count = number(len(check.findings)) if check.findings else "none"
     title = Text.assemble(("Findings", "pd.strong"), (f"  {count}", "" if check.findings else "pd.good"))
@@ -214,10 +214,10 @@ def finding_line(finding: Mapping[str, Any]) -> Text:
 
 
 def _foot(watcher: Watcher, check: Check) -> list[Text]:
-    said = watcher.problem or watcher.picture.trouble or ""
+    problem = watcher.problem or watcher.picture.trouble or ""
     keys = Text.assemble(("q", "pd.strong"), (" quits", "pd.quiet"))
     if check.busy:
         keys.append("   diagnosing", "pd.quiet")
-    if said:
-        keys.append(f"   {clean(said, 300)}", "pd.near")
+    if problem:
+        keys.append(f"   {clean(problem, 300)}", "pd.near")
     return [keys]

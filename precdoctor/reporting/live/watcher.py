@@ -137,8 +137,8 @@ class Watcher:
         self._unlocked = unlocked
         if not ongoing:
             reasons = {str(r.end.get("reason")) for r in attempts.values() if r.end}
-            said = clean(ending(end_of_run(run)) or "")
-            return Phase.ENDED, "stopped by precdoctor" if "stopped" in reasons else said or "closed its log"
+            how_it_ended = clean(ending(end_of_run(run)) or "")
+            return Phase.ENDED, "stopped by precdoctor" if "stopped" in reasons else how_it_ended or "closed its log"
         quiet = self._clock() - self._last_growth
         if lost and self._is_local():
             who = "the process" if self.ranks == 1 else f"rank {spans(lost)}"
