@@ -133,9 +133,8 @@ def whatif(
         raise UsageError(f"--scaling {scaling!r} is not one of {', '.join(SCALINGS)}{did_you_mean(scaling, SCALINGS)}")
     target = Target(*limits)
     if state is not None:
-        _refuse({"--kind": kind, "--plan": plan}, "--state NAME asks about the states of the optimizer alone")
         given = {"--format": number_format, "--loss-scale": loss_scale, "--horizon": horizon}
-        _refuse(given, "--state NAME asks about the states of the optimizer alone")
+        _refuse({"--kind": kind, "--plan": plan, **given}, "--state NAME asks about the states of the optimizer alone")
         recipe = ask(state, scaling=scaling, scale=scales[0], rule=rule)
         states = partial(_write_states, recipe=recipe, asked=(module, span), shape=shape, worst=count)
         return _answer(run, output, states, force=force)

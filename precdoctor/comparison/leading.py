@@ -16,6 +16,7 @@ from typing import Any
 import pandas as pd
 
 from precdoctor.comparison.compare import FIRST_DIFFERENCE, LOSS_GAP
+from precdoctor.comparison.spread import GAUSSIAN_MAD
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.healthy_steps import is_well
@@ -32,8 +33,6 @@ DRIFT = 4.0
 SIGNIFICANT = 4.0
 #: Steps that a run may be behind the reference, as a share of the steps so far (at least a window).
 LAG = 0.1
-#: Median absolute deviation to standard deviation, of a Gaussian.
-_SIGMA = 1.4826
 
 
 @dataclass(frozen=True)
@@ -174,7 +173,7 @@ def loss_gap(ours: Mapping[int, float], theirs: Mapping[int, float]) -> LossGap 
         return None
     differences = [ours[s] - theirs[s] for s in steps]
     middle = median(differences)
-    noise = _SIGMA * median(abs(d - middle) for d in differences) / math.sqrt(len(differences))
+    noise = GAUSSIAN_MAD * median(abs(d - middle) for d in differences) / math.sqrt(len(differences))
     expected = max(median(theirs[s] for s in steps), median(earlier))
     gap = min(middle, median(ours[s] for s in steps) - expected)
     return LossGap(steps, gap, max(LOSS_GAP, SIGNIFICANT * noise), lag)

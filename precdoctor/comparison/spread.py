@@ -15,7 +15,7 @@ from functools import lru_cache
 from statistics import NormalDist, median, stdev
 
 #: Standard deviation of a Gaussian over its median absolute deviation.
-_MAD = 1.4826
+GAUSSIAN_MAD = 1.4826
 #: Fewest repeats among which an outlier is looked for, and the robust deviations from the median that make it one.
 _ENOUGH, _OUTLYING = 6, 5.0
 #: Prior degrees of freedom: the typical spread of a kind counts as much as this many further repeats.
@@ -34,7 +34,7 @@ def robust_spread(values: Sequence[float]) -> float:
     if len(values) < 2:
         return 0.0
     middle = median(values)
-    robust = _MAD * median(abs(v - middle) for v in values)
+    robust = GAUSSIAN_MAD * median(abs(v - middle) for v in values)
     # If more than half of the values agree up to rounding, the MAD is about 0 and would make outliers of all others.
     if len(values) >= _ENOUGH and robust > _ROUNDING * (max(values) - min(values)):
         values = [v for v in values if abs(v - middle) <= _OUTLYING * robust]

@@ -158,10 +158,6 @@ def _trend(history: Any, console: Console) -> str:
     return f"amax {number(float(first[1]))} {line} {number(float(last[1]))} at steps {first[0]} to {last[0]}"
 
 
-def _words(key: str) -> str:
-    return clean(key.removesuffix("_binades")).replace("_", " ")
-
-
 def _value(key: str, value: Any) -> str:
     """A value formatted by its key: fractions as percentages, binades as factors, others as numbers."""
     if key.endswith("_binades") and isinstance(value, (int, float)):
@@ -251,7 +247,7 @@ def predicted_effect(predicted: Mapping[str, Any]) -> str:
             shown = " to ".join(_value(key, v) for v in value)
         else:
             shown = _value(key, value)
-        out.append(f"{_words(key)} {shown}")
+        out.append(f"{clean(key.removesuffix('_binades')).replace('_', ' ')} {shown}")
     return ", ".join(out)
 
 

@@ -168,14 +168,11 @@ def _facts(fmt: Format) -> Iterator[tuple[str, str]]:
     if math.isfinite(fmt.overflow_limit):
         word = "from" if fmt.tie_overflows else "above"
         yield "out of range", f"{word} {exact(fmt.overflow_limit)} when rounded to nearest"
-    yield "range", f"{fmt.binades:.1f} binades, {fmt.decades:.1f} decades of {_normals(fmt)}"
+    numbers = "integers from 1" if fmt.kind is Kind.INTEGER else "normal numbers"
+    yield "range", f"{fmt.binades:.1f} binades, {fmt.decades:.1f} decades of {numbers}"
     yield "ulp at 1", f"{exact(fmt.ulp_at_one)}; half of it is lost when added to 1"
     yield "Inf", "yes" if fmt.has_infinity else "no"
     yield "NaN", fmt.nan.value
-
-
-def _normals(fmt: Format) -> str:
-    return "integers from 1" if fmt.kind is Kind.INTEGER else "normal numbers"
 
 
 def _print_facts(facts: Iterator[tuple[str, str]] | Sequence[tuple[str, str]], console: Console) -> None:

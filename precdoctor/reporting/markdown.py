@@ -49,11 +49,11 @@ def code(value: object) -> str:
     return f"{fence}{pad}{text}{pad}{fence}"
 
 
-def _block(text: str, language: str = "python") -> str:
+def _block(text: str) -> str:
     body = re.sub(r"^(\s*)::", r"\1: :", clean_block(text.strip("\n")), flags=re.MULTILINE)  # or GitHub runs it
     longest = max((len(run) for run in re.findall("`+", body)), default=0)
     fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{body}\n{fence}"
+    return f"{fence}python\n{body}\n{fence}"
 
 
 def _lines(report: Report) -> Iterator[str]:

@@ -182,8 +182,8 @@ def print_full(found: Shadowed | None, run: Mapping[str, Any], console: Console,
         console.print(Text(f"\nErrors along the depth, {wide(found)} all the way beside {name(found)} all the way:"))
     for what, drawn, words in lines:
         console.print(Text.assemble(f"  {clean(what):9}  ", drawn, "  ", (clean(words), "pd.quiet")))
-    remarks = list(notes(found))
-    console.print(Text("\n" + "\n".join(remarks), "pd.quiet") if remarks else "", end="\n" if remarks else "")
+    if remarks := list(notes(found)):
+        console.print(Text("\n" + "\n".join(remarks), "pd.quiet"))
 
 
 def _table(found: Shadowed, limits: Limits, worst: int, console: Console) -> Table:

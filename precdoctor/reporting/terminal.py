@@ -90,8 +90,10 @@ def print_concise(diagnosis: Diagnosis, console: Console) -> None:
 
 def verdict_line(diagnosis: Diagnosis) -> str:
     """``2 errors, 1 warning`` or ``No findings``, followed by the number of rules that could not be judged."""
-    counts = _tally([f.severity.value for f in diagnosis.findings], ("error", "warning", "info"))
-    out = ", ".join(plural(n, "note" if level == "info" else level) for level, n in counts) or _no_findings(diagnosis)
+    levels = [f.severity.value for f in diagnosis.findings]
+    names = {"error": "error", "warning": "warning", "info": "note"}
+    counts = [plural(levels.count(level), name) for level, name in names.items() if level in levels]
+    out = ", ".join(counts) or _no_findings(diagnosis)
     unknown = sum(r.status is Status.INDETERMINATE for r in diagnosis.rules)
     return f"{out}; {plural(unknown, 'rule')} could not be judged" if unknown else out
 
@@ -102,10 +104,6 @@ def _no_findings(diagnosis: Diagnosis) -> str:
     if not isinstance(steps, int) or not 0 < steps < ENOUGH_STEPS:
         return "No findings"
     return f"No findings, but {plural(steps, 'step')} {'is' if steps == 1 else 'are'} too few to judge"
-
-
-def _tally(values: Sequence[str], order: Sequence[str]) -> list[tuple[str, int]]:
-    return [(value, values.count(value)) for value in order if value in values]
 
 
 def _finding_line(finding: Finding) -> Text:

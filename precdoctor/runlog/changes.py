@@ -40,12 +40,8 @@ class Setting:
     warns: bool = False
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _positive(value: Any) -> bool:
-    return _number(value) and value > 0
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
 
 
 def _switch(value: Any) -> bool:

@@ -125,16 +125,12 @@ def survey(directory: Path, cache: PartCache | None = None) -> Survey:
         CorruptRunError: parts.jsonl is damaged, or there are more than ``MAX_PARTS`` parts.
         OSError: the directory or parts.jsonl cannot be read.
     """
-
-    def read() -> dict[str, Part]:
-        return read_manifest(directory)
-
     cache = PartCache() if cache is None else cache
-    listed = cache.manifest(directory / PARTS_FILE, read)
+    listed = cache.manifest(directory / PARTS_FILE, lambda: read_manifest(directory))
     files = cache.listing(directory, lambda: _part_files(directory))
     found = _survey(directory, files, listed)
     if found.unlisted:  # sealed after parts.jsonl was read: by now the part is listed
-        found = _survey(directory, _part_files(directory), read())
+        found = _survey(directory, _part_files(directory), read_manifest(directory))
     return found
 
 

@@ -129,7 +129,7 @@ def _strip(evidence: Any) -> Strip | None:
         for k, c in zip(range(histogram.lo, last + 1), histogram.counts.tolist(), strict=True)
         if c > 0
     ]
-    drawing = svg.stretched(*_bands(fmt, low, high, 40), *bars, view=(low, 0, high - low, 40))
+    drawing = svg.stretched(*_bands(fmt, low, high), *bars, view=(low, 0, high - low, 40))
     amax = evidence.get("amax")
     caption = f"{fmt.name}: grey is outside its range, tinted are its subnormal numbers"
     if isinstance(amax, (int, float)) and 0.0 < amax < math.inf:
@@ -147,13 +147,13 @@ def _strip(evidence: Any) -> Strip | None:
     return Strip(drawing, axis, caption + ".", rows)
 
 
-def _bands(fmt: Format, low: float, high: float, height: float) -> list[Markup]:
+def _bands(fmt: Format, low: float, high: float) -> list[Markup]:
     """Rectangles for the ranges outside a format and for its subnormal range; the x axis is the binary exponent."""
     flush, normal = math.log2(fmt.flush_limit), math.log2(fmt.min_normal)
     end = math.log2(fmt.max)
     spans = ((low, flush, "outside"), (flush, normal, "subband"), (end, high, "outside"))
     return [
-        svg.el("rect", x=max(a, low), width=min(b, high) - max(a, low), height=height, class_=name)
+        svg.el("rect", x=max(a, low), width=min(b, high) - max(a, low), height=40, class_=name)
         for a, b, name in spans
         if min(b, high) > max(a, low)
     ]

@@ -24,7 +24,7 @@ from precdoctor.reporting.html.layers import (
     in_order,
     label,
 )
-from precdoctor.reporting.html.survey import Survey, column_spans, headroom
+from precdoctor.reporting.html.survey import SCALED_BITS, Survey, column_spans, headroom
 from precdoctor.reporting.text import clean, number
 
 #: Most rows of a chart; rows with the lowest levels are left out.
@@ -36,8 +36,6 @@ ROOM_LEVELS = (12.0, 8.0, 4.0, 2.0, 1.0, 0.5)
 MISSING, MASK = -1, -2
 #: Level of a cell with a NaN or Inf.
 NOT_FINITE = 99
-#: Tensors in formats of at most this many bits have no headroom by design: their scale uses the whole range.
-_SCALED_BITS = 8
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ def saturation(view: RunView, survey: Survey) -> Heatmap | None:
     """The chart of the headroom below 12 binades, and of non-finite values; None if there is nothing to show."""
     rooms = [headroom(survey, t) for t in range(len(survey.tensors))]
     bad, masked = survey.cells("non_finite"), survey.cells("masked")
-    wide = [(f := known_format(t.dtype)) is not None and f.bits > _SCALED_BITS for t in survey.tensors]
+    wide = [(f := known_format(t.dtype)) is not None and f.bits > SCALED_BITS for t in survey.tensors]
 
     def level(tensor: int) -> npt.NDArray[np.int64]:
         room = rooms[tensor]

@@ -28,6 +28,8 @@ COLUMNS = 120
 MEASURES = ("subnormal", "amax", "non_finite", "masked", "lost")
 _NAMES = ("root", "module", "kind", "name", "dtype")
 _COUNTS = ("numel", "zero", "subnormal", "nan", "pos_inf", "neg_inf")
+#: Tensors in formats of at most this many bits have no headroom by design: their scale uses the whole range.
+SCALED_BITS = 8
 #: Bins of exponent(intended dw) - exponent(w), as recorded.
 REL_MIN, REL_MAX = -64, 63
 _BINS = EXP_MAX - EXP_MIN + 1

@@ -67,12 +67,12 @@ def power(exponent: int) -> str:
     return "2" + str(exponent).translate(_RAISED)
 
 
-def ticks(first: float, last: float, most: int = 6) -> list[int]:
+def ticks(first: float, last: float) -> list[int]:
     """Round integers between two steps, for the labels of an axis; an end is included if it is round."""
     span = last - first
     if span <= 0:
         return [int(first)]
-    rough = span / max(1, most - 1)
+    rough = span / 5
     size = 10 ** math.floor(math.log10(max(rough, 1)))
     unit = next(int(size * m) for m in (1, 2, 5, 10) if size * m >= rough or m == 10)
     start = math.ceil(first / unit) * unit

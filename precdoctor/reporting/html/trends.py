@@ -19,7 +19,7 @@ from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.reporting.finding_view import KINDS
 from precdoctor.reporting.html import svg
 from precdoctor.reporting.html.layers import LABEL, elided, has_several_roots, in_order, label
-from precdoctor.reporting.html.survey import Survey, headroom
+from precdoctor.reporting.html.survey import SCALED_BITS, Survey, headroom
 from precdoctor.reporting.text import clean, number
 
 #: Most rows of a chart.
@@ -29,8 +29,6 @@ REL_LOW, REL_HIGH = -40, 4
 #: Most headroom of a tensor in the chart, in binades; fewest points of a trend; share of pairs that must agree on its
 #: sign.
 _NEAR, _POINTS, _AGREEING = 16.0, 6, 0.8
-#: Formats of at most this many bits are left out: their scale uses the whole range by design.
-_SCALED_BITS = 8
 
 
 def updates(view: RunView, survey: Survey) -> dict[str, Any] | None:
@@ -124,7 +122,7 @@ def forecasts(view: RunView, survey: Survey) -> list[Forecast]:
     for t in in_order(view, survey):
         tensor, room = survey.tensors[t], headroom(survey, t)
         fmt = known_format(tensor.dtype)
-        if room is None or fmt is None or fmt.bits <= _SCALED_BITS or np.isnan(room).all() or np.nanmin(room) > _NEAR:
+        if room is None or fmt is None or fmt.bits <= SCALED_BITS or np.isnan(room).all() or np.nanmin(room) > _NEAR:
             continue
         known = np.flatnonzero(~np.isnan(room))
         steps = survey.edges[known].astype(float)

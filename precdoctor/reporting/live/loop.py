@@ -104,16 +104,11 @@ def show_live(watcher: Watcher, check: Check, console: Console, keys: Keys, inte
                 check.begin(watcher.grown)
                 news = True
             if news:
-                console.size = _dimensions()
+                console.size = ConsoleDimensions(*shutil.get_terminal_size())  # it may have been resized
                 size = Size(*console.size, ascii_only=not can_draw(console))
                 live.update(screen(watcher, check, size), refresh=True)
             if keys.wait(min(_LONGEST_WAIT, interval)) in {"q", "Q", "\x1b"}:
                 return
-
-
-def _dimensions() -> ConsoleDimensions:
-    """The current size of the terminal, which may be resized at any time."""
-    return ConsoleDimensions(*shutil.get_terminal_size())
 
 
 def print_lines(watcher: Watcher, check: Check, console: Console, interval: float) -> None:
