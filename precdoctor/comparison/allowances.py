@@ -92,16 +92,16 @@ def accept_lines(
 ) -> list[Line]:
     """The lines, allowed failures reduced to information; ``used`` collects the allowances applied."""
     return [
-        line if line.passed or (found := _first_match(allowances, line.code, line.module, today, used)) is None
-        else line.accept(found.words)
+        line if line.passed or (allowance := _first_match(allowances, line.code, line.module, today, used)) is None
+        else line.accept(allowance.words)
         for line in lines
     ]  # fmt: skip
 
 
 def accept_finding(finding: Finding, allowances: Sequence[Allowance], today: dt.date, used: set[Allowance]) -> Finding:
     """The finding; reduced to information if it is allowed. ``used`` collects the allowance applied."""
-    found = _first_match(allowances, finding.code, finding.location.module or "", today, used)
-    return finding if found is None else as_information(finding, "allowed", found.words)
+    allowance = _first_match(allowances, finding.code, finding.location.module or "", today, used)
+    return finding if allowance is None else as_information(finding, "allowed", allowance.words)
 
 
 def as_information(finding: Finding, key: str, reason: str) -> Finding:
@@ -113,10 +113,10 @@ def as_information(finding: Finding, key: str, reason: str) -> Finding:
 def _first_match(
     allowances: Sequence[Allowance], code: str, module: str, today: dt.date, used: set[Allowance]
 ) -> Allowance | None:
-    found = next((a for a in allowances if a.takes(code, module, today)), None)
-    if found is not None:
-        used.add(found)
-    return found
+    allowance = next((a for a in allowances if a.takes(code, module, today)), None)
+    if allowance is not None:
+        used.add(allowance)
+    return allowance
 
 
 def expired_lines(allowances: Sequence[Allowance], today: dt.date) -> list[Line]:

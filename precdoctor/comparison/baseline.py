@@ -121,14 +121,14 @@ def learn(views: Sequence[RunView], steps: Sequence[int], sampled: Sequence[int]
         source: name for reports.
     """
     tables = [summaries(view, sampled) for view in views]
-    found = [v for v in (typical_loss(view, loss_window(steps)) for view in views) if v is not None]
+    losses = [v for v in (typical_loss(view, loss_window(steps)) for view in views) if v is not None]
     return Baseline(
         source=source,
         repeats=len(views),
         steps=tuple(steps),
         sampled=tuple(sampled),
         tensors=learn_tensors(tables),
-        loss=_learned_figure(found, _UNMEASURED_LOSS * abs(median(found))) if found else None,
+        loss=_learned_figure(losses, _UNMEASURED_LOSS * abs(median(losses))) if losses else None,
         skipped=_learned_figure([skipped_share(view, steps) for view in views], _UNMEASURED_SKIPPED),
         bad_losses=frozenset(step for view in views for step in bad_losses(view, steps)),
         provenance=provenance(views),
@@ -283,8 +283,8 @@ def without_secrets(command: Iterable[str]) -> list[str]:
 
 
 def _is_secret(name: str) -> bool:
-    found = _NAME.fullmatch(name)
-    return found is not None and not _SECRET.isdisjoint(re.split(r"[._-]", found[1].lower()))
+    match = _NAME.fullmatch(name)
+    return match is not None and not _SECRET.isdisjoint(re.split(r"[._-]", match[1].lower()))
 
 
 def _is_number(value: str) -> bool:

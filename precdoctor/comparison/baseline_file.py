@@ -237,12 +237,12 @@ def _expected(entry: Mapping[str, Any], kind: str, repeats: int, starts: Sequenc
 
 
 def _metrics(entry: Mapping[str, Any], kind: str, repeats: int) -> dict[str, Learned]:
-    found = {name: _learned(entry[name]) for name in _NAMES if name in entry}
+    metrics = {name: _learned(entry[name]) for name in _NAMES if name in entry}
     shape = [int(n) for n in entry["shape"]]
     for name in shares_of(kind):
-        if name not in found:
-            found[name] = Learned(0.0, spread_of_zero(name, shape, repeats))
-    return found
+        if name not in metrics:
+            metrics[name] = Learned(0.0, spread_of_zero(name, shape, repeats))
+    return metrics
 
 
 def _learned(pair: Sequence[Any]) -> Learned:

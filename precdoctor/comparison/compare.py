@@ -104,7 +104,7 @@ def compare(
     if isinstance(pairing, str):
         raise IncomparableRunsError(f"{b.path} cannot be compared with {a.path}: {pairing}")
     bits = compare_bits(first, second, pairing.sampled, pairing.names)
-    moved = drifts(first, second, pairing.sampled, pairing.names)
+    all_drifts = drifts(first, second, pairing.sampled, pairing.names)
     regressions = [r for r in REGRESSIONS if not r.of_gate]
     lines = reported_by_code([x for r in regressions for x in r.compare(r, pairing, settings[r.code])], regressions)
     where = f"{plural(len(pairing.found), 'tensor')} on {plural(len(pairing.sampled), 'common step')}"
@@ -126,7 +126,7 @@ def compare(
         loss_b=last[1] if last else None,
         loss_differs_at=next((s for s, y, x in pairing.losses if not _same(x, y)), None),
         loss_gap_at=_gap(pairing),
-        drifts=tuple(moved),
+        drifts=tuple(all_drifts),
         lines=tuple(flat),
         notes=tuple(_notes(first, second)),
         diagnosis=_diagnosis(first, second, findings, [*outcomes, _bits_outcome(bits)]),
@@ -223,14 +223,14 @@ def _notes(a: RunView, b: RunView) -> list[str]:
 
 def _numbered_apart(a: RunView, b: RunView) -> Iterator[str]:
     """A remark if one run resumed a training, so that equal step numbers are different steps of the training."""
-    made = [next((n for p in view.processes if (n := sum(view.steps_before(p).values()))), 0) for view in (a, b)]
+    steps_made = [next((n for p in view.processes if (n := sum(view.steps_before(p).values()))), 0) for view in (a, b)]
     begun = [int(view.steps["step"].min()) for view in (a, b)]
-    if made[1] - begun[1] != made[0] - begun[0] and len(a.optimizers) == len(b.optimizers) == 1:
-        which, resumed = ("second", 1) if made[1] - begun[1] > made[0] - begun[0] else ("first", 0)
+    if steps_made[1] - begun[1] != steps_made[0] - begun[0] and len(a.optimizers) == len(b.optimizers) == 1:
+        which, resumed = ("second", 1) if steps_made[1] - begun[1] > steps_made[0] - begun[0] else ("first", 0)
         yield (
-            f"the {which} run resumed after {plural(made[resumed], 'step')} and its steps count from "
+            f"the {which} run resumed after {plural(steps_made[resumed], 'step')} and its steps count from "
             f"{begun[resumed]}, so other steps of the training are compared: record it with "
-            f"--first-step {made[resumed]}"
+            f"--first-step {steps_made[resumed]}"
         )
 
 

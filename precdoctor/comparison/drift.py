@@ -60,8 +60,8 @@ class Drift:
         """
         limit = MOVED + _CHANCE / math.sqrt(max(1, self.numel))
         far = np.append(self.distance > limit, True)
-        moved = self.steps[far[:-1] & far[1:]]
-        return int(moved[0]) if moved.size else None
+        steps_apart = self.steps[far[:-1] & far[1:]]
+        return int(steps_apart[0]) if steps_apart.size else None
 
     @property
     def typical(self) -> float:
@@ -133,8 +133,8 @@ def drifts(a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Module, 
     windows = [steps[at : at + _STEPS_AT_ONCE] for at in range(0, len(steps), _STEPS_AT_ONCE)]
     parts = [_compared_rows(a, b, window, names, known) for window in windows]
     compared = pd.concat(parts, ignore_index=True)
-    found = _drifts(compared, list(known))
-    return sorted(found, key=lambda d: (-d.typical, -d.largest, d.key))
+    all_drifts = _drifts(compared, list(known))
+    return sorted(all_drifts, key=lambda d: (-d.typical, -d.largest, d.key))
 
 
 def _compared_rows(
@@ -147,21 +147,21 @@ def _compared_rows(
     first, second = first.iloc[pairs.first].reset_index(drop=True), second.iloc[pairs.second].reset_index(drop=True)
     unscale = np.log2(first["multiplier"]) - np.log2(second["multiplier"])
     with np.errstate(divide="ignore", invalid="ignore"):
-        moved = {c: np.log2(column(second, c) / column(first, c)) + unscale for c in ("amax", "rms")}
-    found: pd.DataFrame = pd.DataFrame(
+        ratios = {c: np.log2(column(second, c) / column(first, c)) + unscale for c in ("amax", "rms")}
+    rows: pd.DataFrame = pd.DataFrame(
         {
             "tensor": numbers[pairs.tensor],
             "step": first["step"],
             "distance": distances(histograms(first), histograms(second), np.rint(unscale).to_numpy(np.int64)),
             "zeros": (second["zero_share"] - first["zero_share"]).fillna(0.0),
-            **{name: values.where(np.isfinite(values)) for name, values in moved.items()},
+            **{name: values.where(np.isfinite(values)) for name, values in ratios.items()},
             "dtype_a": first["dtype"].astype(str),
             "dtype_b": second["dtype"].astype(str),
             "order": first["order"],
             "numel": first["numel"],
         }
     )
-    return found
+    return rows
 
 
 def _rows(view: RunView, steps: Sequence[int]) -> pd.DataFrame:
@@ -172,13 +172,13 @@ def _rows(view: RunView, steps: Sequence[int]) -> pd.DataFrame:
 
 def _drifts(compared: pd.DataFrame, keys: Sequence[Key]) -> Iterator[Drift]:
     """One drift per tensor. Of several ranks on a step, the largest distance counts; other values are the first's."""
-    held = compared[compared["distance"].notna()]
-    points = groups(held, ("tensor", "step"))
-    course = held.iloc[firsts(points)].assign(distance=largest(points, held["distance"]))
-    course = course.sort_values("tensor", kind="stable")
-    bounds = np.searchsorted(course["tensor"], np.arange(1, len(keys)))
+    valid = compared[compared["distance"].notna()]
+    points = groups(valid, ("tensor", "step"))
+    history = valid.iloc[firsts(points)].assign(distance=largest(points, valid["distance"]))
+    history = history.sort_values("tensor", kind="stable")
+    bounds = np.searchsorted(history["tensor"], np.arange(1, len(keys)))
     columns = ("step", "distance", "amax", "rms", "zeros")
-    per_tensor = list(zip(*(np.split(course[c].to_numpy(), bounds) for c in columns), strict=True))
+    per_tensor = list(zip(*(np.split(history[c].to_numpy(), bounds) for c in columns), strict=True))
     first = compared.drop_duplicates("tensor")
     described = (first[c].tolist() for c in ("tensor", "dtype_a", "dtype_b", "order", "numel"))
     for number, a, b, order, numel in zip(*described, strict=True):

@@ -182,8 +182,8 @@ def _figure(metric: str, summary: Summary, kind: str) -> float | None:
         return summary.amax
     if metric == "nonfinite":
         return float(summary.bad_elements)
-    known = next(m for m in METRICS if m.name == metric)
-    return known.of(summary) if not known.kinds or kind in known.kinds else None
+    definition = next(m for m in METRICS if m.name == metric)
+    return definition.of(summary) if not definition.kinds or kind in definition.kinds else None
 
 
 def _before(metric: str, key: Key, baseline: Baseline | None) -> float | None:

@@ -226,28 +226,28 @@ def _ratios(ours: Course, theirs: Course, which: str) -> Iterator[tuple[Key, dic
 
 def growing_gradients(ours: Course, theirs: Course) -> list[Finding]:
     """A finding on gradients whose amax grows faster than the reference's and has been above it in the last quarter."""
-    moved = []
+    beyond = []
     for key, binades in _ratios(ours, theirs, "amax"):
         values = list(binades.values())
         quarter = len(values) // 4
         last = median(values[-quarter:])
         growth = min(last - median(values[:quarter]), last)
         if growth >= GROWTH and all(v > 0.0 for v in values[-quarter:]):
-            moved.append(Drifted(key, binades, growth))
+            beyond.append(Drifted(key, binades, growth))
     return _gradient_finding(
-        "PD822", moved, "amax of the gradient", GROWTH, "grew {:.1f} binades more than the reference's"
+        "PD822", beyond, "amax of the gradient", GROWTH, "grew {:.1f} binades more than the reference's"
     )
 
 
 def drifting_gradients(ours: Course, theirs: Course) -> list[Finding]:
     """A finding on gradients whose mean square differs from the reference's by :data:`DRIFT` binades in the median."""
-    moved = []
+    beyond = []
     for key, binades in _ratios(ours, theirs, "square"):
         level = median(binades.values())
         if abs(level) >= DRIFT:
-            moved.append(Drifted(key, binades, level))
+            beyond.append(Drifted(key, binades, level))
     return _gradient_finding(
-        "PD823", moved, "second moment of the gradient", DRIFT, "is {:+.1f} binades from the reference's"
+        "PD823", beyond, "second moment of the gradient", DRIFT, "is {:+.1f} binades from the reference's"
     )
 
 

@@ -68,23 +68,23 @@ def _matches(
     if not (a and b and passes):
         return []
     keys_a, keys_b = (_numbered(map(passes[0], ops)) for ops in (a, b))
-    found: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
     at_a = at_b = 0
     for block in SequenceMatcher(None, keys_a, keys_b, autojunk=False).get_matching_blocks():  # the last block is empty
         between_a, between_b = a[at_a : block.a], b[at_b : block.b]
-        found += _matches(between_a, between_b, first_a + at_a, first_b + at_b, passes[1:])
-        found += [(first_a + block.a + n, first_b + block.b + n) for n in range(block.size)]
+        pairs += _matches(between_a, between_b, first_a + at_a, first_b + at_b, passes[1:])
+        pairs += [(first_a + block.a + n, first_b + block.b + n) for n in range(block.size)]
         at_a, at_b = block.a + block.size, block.b + block.size
-    return found
+    return pairs
 
 
 def _numbered(keys: Iterable[Hashable]) -> list[tuple[Hashable, int]]:
     """Each key with the number of equal keys before it."""
-    seen: Counter[Hashable] = Counter()
+    counts: Counter[Hashable] = Counter()
     out = []
     for key in keys:
-        out.append((key, seen[key]))
-        seen[key] += 1
+        out.append((key, counts[key]))
+        counts[key] += 1
     return out
 
 
@@ -114,8 +114,8 @@ def distance(a: OpTensor, b: OpTensor) -> float | None:
 
 def roundoff(tensors: Sequence[OpTensor]) -> float:
     """Unit roundoff of the narrowest format among the tensors; that of FP32 if none is floating-point."""
-    found = [_unit(x.dtype) for x in tensors if x.bad is not None]
-    return max(found, default=_SINGLE)
+    units = [_unit(x.dtype) for x in tensors if x.bad is not None]
+    return max(units, default=_SINGLE)
 
 
 @functools.cache
@@ -142,11 +142,11 @@ def limit(a: Op, b: Op, errors: Sequence[tuple[float, float]], size: float) -> f
 
 def terms(op: Op) -> float:
     """Estimated number of terms summed for one element of the result: for a matrix product its inner dimension."""
-    given = sorted((x.numel for x in op.reads if x.bad is not None), reverse=True)[:2]
-    made = max((x.numel for x in op.makes), default=0)
-    if not given or not made:
+    operand_sizes = sorted((x.numel for x in op.reads if x.bad is not None), reverse=True)[:2]
+    result_size = max((x.numel for x in op.makes), default=0)
+    if not operand_sizes or not result_size:
         return 1.0
     plain = op.name.partition(".")[2]
-    if len(given) == 2 and any(word in plain for word in ("mm", "conv", "attention", "dot", "linear")):
-        return max(1.0, math.sqrt(given[0] * given[1] / made))
-    return max(1.0, given[0] / made)
+    if len(operand_sizes) == 2 and any(word in plain for word in ("mm", "conv", "attention", "dot", "linear")):
+        return max(1.0, math.sqrt(operand_sizes[0] * operand_sizes[1] / result_size))
+    return max(1.0, operand_sizes[0] / result_size)

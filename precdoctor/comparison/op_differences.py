@@ -205,11 +205,11 @@ def _nearest_pairs(a: Sequence[OpTensor], b: Sequence[OpTensor]) -> list[tuple[f
             if (found := distance(a[i], b[j])) is not None and found <= _NEAR:
                 apart.append((found, i, j))
     pairs: list[tuple[float, int, int]] = []
-    taken: tuple[set[int], set[int]] = (set(), set())
+    used: tuple[set[int], set[int]] = (set(), set())
     for found, i, j in sorted(apart):
-        if i not in taken[0] and j not in taken[1]:
-            taken[0].add(i)
-            taken[1].add(j)
+        if i not in used[0] and j not in used[1]:
+            used[0].add(i)
+            used[1].add(j)
             pairs.append((found, i, j))
     return pairs
 
@@ -252,10 +252,10 @@ class _Comparer:
             if not apart and (apart is None or x.dtype != y.dtype or x.fingerprint == y.fingerprint):
                 continue  # equal, or the distance is unknown
             most = limit(a, b, errors, max(x.norm or 0.0, y.norm or 0.0))
-            found = Difference(a, b, x, y, apart, most, others, self._parents(a, b))
+            difference = Difference(a, b, x, y, apart, most, others, self._parents(a, b))
             self._record_distance(x, y, apart)
-            if worst is None or _excess(found) > _excess(worst):
-                worst = found
+            if worst is None or _excess(difference) > _excess(worst):
+                worst = difference
         self._add(worst, [a], [b])
 
     def _errors_in(self, a: Op, b: Op, *, reordered: bool) -> list[tuple[float, float]]:
@@ -265,10 +265,10 @@ class _Comparer:
             apart = distance(x, y)
             if x.producer is None and y.producer is None and apart != 0.0 and not self._b.has(x):
                 self._given.append(Given(a, x, apart))
-            known = max(self._a.error_of(x), self._b.error_of(y))
-            apart = known if apart is None or reordered else apart
-            made = max((m.numel for m in a.makes), default=1)
-            spread = math.sqrt(max(1.0, made / max(x.numel, 1)))  # a broadcast operand counts once per use
+            recorded = max(self._a.error_of(x), self._b.error_of(y))
+            apart = recorded if apart is None or reordered else apart
+            result_size = max((m.numel for m in a.makes), default=1)
+            spread = math.sqrt(max(1.0, result_size / max(x.numel, 1)))  # a broadcast operand counts once per use
             errors.append((apart, max(x.norm or 0.0, y.norm or 0.0) * spread))
         return errors
 
@@ -298,7 +298,7 @@ class _Comparer:
                 left.extend(more)
                 inside |= {id(x) for _, x in more}
         most = self._gap_limit(a, b)
-        found: list[tuple[int, Difference]] = []
+        indexed: list[tuple[int, Difference]] = []
         used: set[int] = set()
         for apart, i, j in _nearest_pairs([x for _, x in left_a], [y for _, y in left_b]):
             (op_a, x), (op_b, y) = left_a[i], left_b[j]
@@ -307,12 +307,12 @@ class _Comparer:
                 used |= {id(x), id(y)}
                 continue
             what = Difference(op_a, op_b, x, y, apart, most, reads_others=False, parents=self._parents(op_a, op_b))
-            found.append((op_a.index, what))
-        used |= inside | {id(x) for _, d in found for x in (d.made_a, d.made_b)}
-        found += [(op.index, self._alone(op, x, most, of_a=True)) for op, x in left_a if id(x) not in used]
-        found += [(op.index, self._alone(op, y, most, of_a=False)) for op, y in left_b if id(y) not in used]
-        found = [f for f in found if f[1].error != 0]
-        for _, what in sorted(found, key=lambda f: (f[1].a is None, f[0])):
+            indexed.append((op_a.index, what))
+        used |= inside | {id(x) for _, d in indexed for x in (d.made_a, d.made_b)}
+        indexed += [(op.index, self._alone(op, x, most, of_a=True)) for op, x in left_a if id(x) not in used]
+        indexed += [(op.index, self._alone(op, y, most, of_a=False)) for op, y in left_b if id(y) not in used]
+        indexed = [f for f in indexed if f[1].error != 0]
+        for _, what in sorted(indexed, key=lambda f: (f[1].a is None, f[0])):
             self._add(what, [what.a] if what.a else [], [what.b] if what.b else [])
         for side, ops in ((self._a, a), (self._b, b)):  # ops inside the gap pass on the sources of their operands
             for op in ops:

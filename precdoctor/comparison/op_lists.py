@@ -88,16 +88,16 @@ def listed(run: Run) -> list[Key]:
         NothingRecordedError: the log holds no ops.
         RunUnreadableError: the table is damaged or cannot be read.
     """
-    found: set[Key] = set()
+    keys: set[Key] = set()
     for batch in run.batches("ops", ["step", "rank"]):
-        found.update(zip(batch.column("step").to_pylist(), batch.column("rank").to_pylist(), strict=True))
-    if not found:
+        keys.update(zip(batch.column("step").to_pylist(), batch.column("rank").to_pylist(), strict=True))
+    if not keys:
         why = next((e["data"]["why"] for e in RunView(run).events_of("ops") if "why" in e["data"]), None)
         reason = f" ({why})" if why is not None else ""
         raise NothingRecordedError(
             f"{run.origin} holds no list of ops{reason}; record one with: precdoctor record --ops 0 -- python train.py"
         )
-    return sorted(found)
+    return sorted(keys)
 
 
 def read_ops(run: Run, key: Key) -> list[Op]:

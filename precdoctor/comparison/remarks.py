@@ -60,5 +60,5 @@ def provenance_differences(then: Mapping[str, Any], view: RunView) -> Iterator[s
 
 def _table(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """The table ``name`` of ``data``, which comes from an untrusted file; empty if it is no table."""
-    found = data.get(name)
-    return found if isinstance(found, Mapping) else {}
+    table = data.get(name)
+    return table if isinstance(table, Mapping) else {}

@@ -65,8 +65,8 @@ def loss_window(steps: Sequence[int]) -> Sequence[int]:
 
 def typical_loss(view: RunView, window: Collection[int]) -> float | None:
     """The median of the finite losses in ``window``; None if there are none."""
-    found = [v for s, v in mean_losses(view).items() if s in window and math.isfinite(v)]
-    return median(found) if found else None
+    losses = [v for s, v in mean_losses(view).items() if s in window and math.isfinite(v)]
+    return median(losses) if losses else None
 
 
 def bad_losses(view: RunView, steps: Collection[int]) -> list[int]:

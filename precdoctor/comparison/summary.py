@@ -105,9 +105,9 @@ class Summary:
     @property
     def rms(self) -> float | None:
         """log2 of the root mean square, median over the steps; None if no step has a non-zero element."""
-        found = self.squares / self.finite
-        found = np.sort(found[found > 0.0])
-        middle = found[(found.size - 1) // 2 : found.size // 2 + 1].tolist()
+        means = self.squares / self.finite
+        means = np.sort(means[means > 0.0])
+        middle = means[(means.size - 1) // 2 : means.size // 2 + 1].tolist()
         return fmean(0.5 * math.log2(square) for square in middle) if middle else None
 
     @property
@@ -182,12 +182,12 @@ def summaries(view: RunView, steps: Sequence[int]) -> dict[Key, Summary]:
     if frame.empty:
         return {}
     tensors = groups(frame, IDENTITY)
-    found = dict(zip(keys(frame.iloc[firsts(tensors)]), _summaries(frame, tensors), strict=True))
+    by_key = dict(zip(keys(frame.iloc[firsts(tensors)]), _summaries(frame, tensors), strict=True))
     begun = frame[frame["step"] == steps[0]]
     for key, order, start in zip(keys(begun), *_starts(begun), strict=True):
-        if found[key].start is None:
-            found[key].order, found[key].start = order, start
-    return found
+        if by_key[key].start is None:
+            by_key[key].order, by_key[key].start = order, start
+    return by_key
 
 
 def _summaries(frame: pd.DataFrame, tensors: Ints) -> Iterator[Summary]:
@@ -223,11 +223,11 @@ def _summaries(frame: pd.DataFrame, tensors: Ints) -> Iterator[Summary]:
 def _squares(frame: pd.DataFrame, tensors: Ints) -> Iterator[tuple[Floats, Floats]]:
     """``(sums of squares by step, numbers of finite elements by step)`` of each tensor."""
     squares = column(frame, "sum_sq") / frame["multiplier"].to_numpy() ** 2
-    known = np.isfinite(column(frame, "sum_sq")) & (frame["finite"] > 0).to_numpy()
-    steps, step = np.unique(frame["step"].to_numpy()[known], return_inverse=True)
-    used, place = np.unique(tensors[known] * max(1, steps.size) + step, return_inverse=True)
+    valid = np.isfinite(column(frame, "sum_sq")) & (frame["finite"] > 0).to_numpy()
+    steps, step = np.unique(frame["step"].to_numpy()[valid], return_inverse=True)
+    used, place = np.unique(tensors[valid] * max(1, steps.size) + step, return_inverse=True)
     bounds = np.searchsorted(used, np.arange(1, int(tensors.max(initial=-1)) + 1) * max(1, steps.size))
-    square, finite = sums(place, squares[known]), sums(place, frame["finite"][known])
+    square, finite = sums(place, squares[valid]), sums(place, frame["finite"][valid])
     return zip(np.split(square, bounds), np.split(finite, bounds), strict=True)
 
 

@@ -342,11 +342,11 @@ def _gradients(before: RunView, after: RunView, steps: Sequence[int]) -> Iterato
     for (root, module), mine in sums.groupby(["root", "module"], sort=False):
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.sqrt(mine["after"].to_numpy() / mine["before"].to_numpy())
-        known = ratio[np.isfinite(ratio)]
+        finite = ratio[np.isfinite(ratio)]
         zeros = (mine["zeros_after"] - mine["zeros_before"]) / mine["numel"]
         at_first = ratio[(mine["step"] == steps[0]).to_numpy()]
         first = float(at_first[0]) if at_first.size and np.isfinite(at_first[0]) else None
-        typical = float(np.median(known)) if known.size else None
+        typical = float(np.median(finite)) if finite.size else None
         yield GradientRatio(str(root), str(module), first, typical, float(zeros.median()))
 
 

@@ -148,14 +148,14 @@ def check(value: object, shape: Shape, place: str = "") -> None:
     else:
         for key, inner in shape.items():
             name = key.rstrip("!")
-            found = value.get(name)
-            if found is None and name == key:
+            entry = value.get(name)
+            if entry is None and name == key:
                 continue
-            if not _is_plainly(found, inner):  # the path is built only if a closer check is needed
+            if not _is_plainly(entry, inner):  # the path is built only if a closer check is needed
                 where = f"{place}.{name}".lstrip(".")
-                if found is None:
+                if entry is None:
                     raise ValueError(f"{where} is missing")
-                check(found, inner, where)
+                check(entry, inner, where)
 
 
 def _check_each(value: object, shape: Each, place: str) -> None:

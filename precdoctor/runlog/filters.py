@@ -84,8 +84,8 @@ class Query:
     def select(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows and columns of the query, from a batch with the columns ``needed`` and ``attempt``."""
         if isinstance(self.predicate, pc.Expression):
-            found = pa.Table.from_batches([batch]).filter(self.predicate).combine_chunks().to_batches()
-            batch = found[0] if found else batch.slice(0, 0)
+            batches = pa.Table.from_batches([batch]).filter(self.predicate).combine_chunks().to_batches()
+            batch = batches[0] if batches else batch.slice(0, 0)
         elif self.predicate is not None:
             batch = batch.filter(_matches(batch, self.predicate))
         return pa.RecordBatch.from_arrays([batch.column(name) for name in self.columns], schema=self.schema)
@@ -163,7 +163,7 @@ def _matches(batch: pa.RecordBatch, alternatives: Iterable[Iterable[_Term]]) -> 
     Gives the result of the equivalent expression, without the thread pool and the plan that Arrow makes for one.
     """
     every = pa.repeat(pa.scalar(True), batch.num_rows)
-    found = [
+    matches = [
         reduce(
             pc.and_kleene,
             (_term_matches(batch.column(name), operator, value) for name, operator, value in terms),
@@ -171,7 +171,7 @@ def _matches(batch: pa.RecordBatch, alternatives: Iterable[Iterable[_Term]]) -> 
         )
         for terms in alternatives
     ]
-    return reduce(pc.or_kleene, found)
+    return reduce(pc.or_kleene, matches)
 
 
 def _term_matches(column: pa.Array, operator: str, value: Any) -> pa.Array:

@@ -43,10 +43,10 @@ class Follower:
         asked = query(table, columns)
         for rank in self._ranks():
             with readable(rank.path.name):
-                found = survey(rank.path)
-            for part in found.files:
+                content = survey(rank.path)
+            for part in content.files:
                 if part.table == table:
-                    yield from self._unread_rows(part, found, asked, rank)
+                    yield from self._unread_rows(part, content, asked, rank)
 
     def skip_old(self, table: str, keep: int = 1) -> None:
         """Skip old rows: mark all parts of ``table`` as read, except the newest ``keep`` parts of each process.

@@ -103,8 +103,8 @@ def launched_here(run: Path, info: Mapping[str, Any]) -> bool:
 
 
 def _place(run: Path) -> dict[str, Any]:
-    made = run.stat()
-    return {"host": platform.node(), "user": os.geteuid(), "inode": made.st_ino, "device": made.st_dev}
+    status = run.stat()
+    return {"host": platform.node(), "user": os.geteuid(), "inode": status.st_ino, "device": status.st_dev}
 
 
 def add_run_facts(run: Path, facts: Mapping[str, Any]) -> None:
@@ -181,15 +181,15 @@ def rank_directories(run: Path) -> list[RankDirectory]:
         CorruptRunError: there are more than ``MAX_RANK_DIRECTORIES``.
         OSError: the run directory cannot be listed.
     """
-    found = []
+    directories = []
     with os.scandir(run) as entries:
         for entry in entries:
             match = RANK_DIR.fullmatch(entry.name)
             if match and entry.is_dir(follow_symlinks=False):
-                found.append(RankDirectory(int(match[1]), int(match[2] or 0), Path(entry.path)))
-    if len(found) > MAX_RANK_DIRECTORIES:
-        raise CorruptRunError(f"{run} holds {len(found)} rank directories; no run has that many")
-    return sorted(found, key=lambda d: (d.rank, d.attempt, d.path.name))
+                directories.append(RankDirectory(int(match[1]), int(match[2] or 0), Path(entry.path)))
+    if len(directories) > MAX_RANK_DIRECTORIES:
+        raise CorruptRunError(f"{run} holds {len(directories)} rank directories; no run has that many")
+    return sorted(directories, key=lambda d: (d.rank, d.attempt, d.path.name))
 
 
 def files_matching(directory: Path, pattern: re.Pattern[str]) -> Iterator[tuple[re.Match[str], Path]]:
@@ -199,12 +199,12 @@ def files_matching(directory: Path, pattern: re.Pattern[str]) -> Iterator[tuple[
         OSError: the directory cannot be listed.
     """
     with os.scandir(directory) as entries:
-        found = [
+        matches = [
             (match, Path(entry.path))
             for entry in entries
             if (match := pattern.fullmatch(entry.name)) and entry.is_file(follow_symlinks=False)
         ]
-    return iter(sorted(found, key=lambda pair: pair[1].name))
+    return iter(sorted(matches, key=lambda pair: pair[1].name))
 
 
 def left_open(rank: RankDirectory) -> bool:

@@ -29,8 +29,8 @@ def stamp_of(path: Path) -> Stamp:
     Raises:
         OSError: the file is gone.
     """
-    found = path.lstat()
-    return (str(path), found.st_mtime_ns, found.st_size)
+    status = path.lstat()
+    return (str(path), status.st_mtime_ns, status.st_size)
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ class PartCache:
             stamp = stamp_of(path)
         except FileNotFoundError:
             return read()
-        known = self._manifests.get(path)
-        if known is None or known[0] != stamp:
-            known = self._manifests[path] = (stamp, read())
-        return known[1]
+        cached = self._manifests.get(path)
+        if cached is None or cached[0] != stamp:
+            cached = self._manifests[path] = (stamp, read())
+        return cached[1]
 
     def listing(self, directory: Path, read: Callable[[], _T]) -> _T:
         """The result of ``read`` for this directory, cached while no entry is added or removed.
@@ -83,11 +83,11 @@ class PartCache:
         Raises:
             OSError: the directory is gone, or as ``read``.
         """
-        found = os.lstat(directory)
-        stamp = (found.st_ino, found.st_mtime_ns)
-        known = self._listings.get(directory)
-        if known is not None and known[0] == stamp:
-            listed: _T = known[1]
+        status = os.lstat(directory)
+        stamp = (status.st_ino, status.st_mtime_ns)
+        cached = self._listings.get(directory)
+        if cached is not None and cached[0] == stamp:
+            listed: _T = cached[1]
             return listed
         listed = read()
         if stamp[1] < time.time_ns() - _SETTLED_NS:

@@ -154,7 +154,7 @@ def _decoded_batches(
     name: str, content: bytes, sound: Sound, wanted: Sequence[int], table: str, names: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """The columns ``names`` of the row groups ``wanted``, with the types of the file, some thousand rows at a time."""
-    seen = 0
+    row_count = 0
     with _open_parquet(content, table) as file:
         columns = _columns_present(name, file.schema_arrow, table, names)
         for several in _of_like_size(sound, wanted):
@@ -163,10 +163,10 @@ def _decoded_batches(
             # For few rows, starting threads takes longer than decoding.
             threads = pa.cpu_count() > 1 and sum(sound[n].rows for n in several) > _FEW_ROWS
             for batch in file.iter_batches(rows, row_groups=several, columns=columns, use_threads=threads):
-                seen += batch.num_rows
+                row_count += batch.num_rows
                 yield batch
-    if seen != sum(sound[n].rows for n in wanted):
-        raise damaged(name, f"it holds {seen} rows and claims another number")
+    if row_count != sum(sound[n].rows for n in wanted):
+        raise damaged(name, f"it holds {row_count} rows and claims another number")
 
 
 def _of_like_size(sound: Sound, wanted: Sequence[int]) -> Iterator[list[int]]:
@@ -197,8 +197,8 @@ def open_rows(part: PartFile, query: Query, rank: RankDirectory) -> Iterator[pa.
     except OSError as error:
         raise RunUnreadableError(f"cannot read {part.name}: {error.strerror or error}") from error
     with readable(part.name):
-        found = scan(content, part.name)
-        for batch in joined(read_batches(content, found, part.name)):
+        scanned = scan(content, part.name)
+        for batch in joined(read_batches(content, scanned, part.name)):
             columns = _columns_present(part.name, batch.schema, query.table, query.needed)
             yield _checked_batch(part.name, batch.select(columns), query.table, query.needed, rank)
 
@@ -213,18 +213,18 @@ def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows of ``batches`` in batches of some thousands. A stream has a batch per step, the log of a day thousands
     of parts, and every reader pays per batch.
     """
-    held: list[pa.RecordBatch] = []
+    pending: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
         more = batch.get_total_buffer_size()
         full = rows + batch.num_rows > BATCH_ROWS or size + more > _JOINED_BYTES
-        if held and (full or held[0].num_columns != batch.num_columns):
-            yield _join_batches(held)
-            held, rows, size = [], 0, 0
-        held.append(batch)
+        if pending and (full or pending[0].num_columns != batch.num_columns):
+            yield _join_batches(pending)
+            pending, rows, size = [], 0, 0
+        pending.append(batch)
         rows, size = rows + batch.num_rows, size + more
-    if held:
-        yield _join_batches(held)
+    if pending:
+        yield _join_batches(pending)
 
 
 def _join_batches(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
@@ -266,9 +266,9 @@ def _columns_present(name: str, schema: pa.Schema, table: str, names: Sequence[s
     Raises:
         CorruptRunError: a column occurs twice, has the wrong type, or is absent although it is not nullable.
     """
-    known = _last_columns.get(table)
-    if known is not None and known[0] == names and known[1].equals(schema):
-        return known[2]
+    cached = _last_columns.get(table)
+    if cached is not None and cached[0] == names and cached[1].equals(schema):
+        return cached[2]
     present = []
     for column in names:
         field = TABLES[table].field(column)
@@ -369,10 +369,12 @@ def _check_domains(name: str, columns: dict[str, pa.Array], words: Mapping[str, 
 
 def _check_range(name: str, columns: list[tuple[str, pa.Array]], low: float, high: float, what: str = "") -> None:
     """Raise CorruptRunError if a value lies outside [low, high]; the columns have one type and are checked at once."""
-    found = pc.min_max(pa.chunked_array([values for _, values in columns])).as_py()
-    if found["min"] is None or (low <= found["min"] and found["max"] <= high):
+    extremes = pc.min_max(pa.chunked_array([values for _, values in columns])).as_py()
+    if extremes["min"] is None or (low <= extremes["min"] and extremes["max"] <= high):
         return
     if len(columns) > 1:
         for column in columns:
             _check_range(name, [column], low, high, what)
-    raise damaged(name, f"column {columns[0][0]!r} holds {what or format(found['min'], 'g') + ' to '}{found['max']:g}")
+    raise damaged(
+        name, f"column {columns[0][0]!r} holds {what or format(extremes['min'], 'g') + ' to '}{extremes['max']:g}"
+    )

@@ -61,12 +61,12 @@ def pieces_of(directory: RankDirectory, table: str, cache: PartCache) -> list[Pi
         RunUnreadableError: the directory is damaged or cannot be read.
     """
     with readable(directory.path.name):
-        found = survey(directory.path, cache)
+        content = survey(directory.path, cache)
     whole = Piece(directory, table, None, 0)
     pieces: list[Piece] = []
-    for part in found.files:
+    for part in content.files:
         if part.table == table:
-            listed = found.listed.get(part.as_sealed().path.name)
+            listed = content.listed.get(part.as_sealed().path.name)
             rows = 0 if listed is None else listed.rows
             if not pieces or pieces[-1].rows + rows > PIECE_ROWS:
                 pieces.append(replace(whole, parts=(part.number, part.number), rows=rows))
@@ -135,14 +135,14 @@ def rank_rows(
     """
     name = rank.path.name
     with readable(name):
-        found = survey(rank.path, cache)
-    for missing in found.missing:
+        content = survey(rank.path, cache)
+    for missing in content.missing:
         if missing.startswith(f"{asked.table}-"):
             raise CorruptRunError(f"{name}/{missing} is missing")
-    for part in found.files:
+    for part in content.files:
         if part.table != asked.table or not (parts is None or parts[0] <= part.number <= parts[1]):
             continue
-        listed = found.listed
+        listed = content.listed
         if not part.sealed:
             try:
                 for batch in open_rows(part, asked, rank):

@@ -222,14 +222,14 @@ class Run:
 
     def seals(self) -> dict[str, str] | None:
         """The checksum of every part by its name; None if any part is open, missing or not listed."""
-        found: dict[str, str] = {}
+        checksums: dict[str, str] = {}
         for directory in self._processes().every:
             with readable(directory.path.name):
                 files = survey(directory.path, self.cache)
             if files.missing or files.unlisted or not all(file.sealed for file in files.files):
                 return None
-            found |= {f"{directory.path.name}/{name}": part.blake2b for name, part in files.listed.items()}
-        return found
+            checksums |= {f"{directory.path.name}/{name}": part.blake2b for name, part in files.listed.items()}
+        return checksums
 
     def attach_lines(self) -> list[dict[str, Any]]:
         """The lines of attach.jsonl, written by the processes that were offered recording; empty if there is no file.
@@ -247,10 +247,10 @@ class Run:
 
     def _processes(self) -> _Processes:
         with readable(str(self.path)):
-            found = self.cache.listing(self.path, lambda: _Processes(rank_directories(self.path)))
+            processes = self.cache.listing(self.path, lambda: _Processes(rank_directories(self.path)))
         if self._row_counts is None:
-            self._row_counts = self._rows_within_caps(found)
-        return found
+            self._row_counts = self._rows_within_caps(processes)
+        return processes
 
     def listed_rows(self, table: str) -> int:
         """Number of rows of a table in the sealed parts of all processes, as parts.jsonl states it.
@@ -346,9 +346,9 @@ def open_run(path: str | os.PathLike[str] | Run) -> Run:
         return Run(local, read_run_info(local))
     assert url is not None
     run = fetch(url)
-    found = Run(run, read_run_info(run))
-    found.origin = without_credentials(url)
-    return found
+    opened = Run(run, read_run_info(run))
+    opened.origin = without_credentials(url)
+    return opened
 
 
 @contextmanager
@@ -362,7 +362,7 @@ def advice(run: Path) -> Iterator[None]:
 
 def _rank_log(rank: RankDirectory, cache: PartCache, read_facts: Callable[[Path], dict[str, Any]]) -> RankLog:
     with readable(rank.path.name):
-        found = survey(rank.path, cache)
+        content = survey(rank.path, cache)
         end = read_json_if_there(rank.path / END_FILE, documents.END)
     problems = []
     if not os.path.lexists(rank.path / RANK_FILE):
@@ -370,7 +370,7 @@ def _rank_log(rank: RankDirectory, cache: PartCache, read_facts: Callable[[Path]
     if end is None:
         problems.append(f"{END_FILE} is missing: the process was killed or is still running")
     else:
-        problems += [f"{part.path.name} was left open" for part in found.files if not part.sealed]
-    problems += [f"{name} is listed and missing" for name in found.missing]
-    problems += [f"{name} is not listed" for name in found.unlisted]
+        problems += [f"{part.path.name} was left open" for part in content.files if not part.sealed]
+    problems += [f"{name} is listed and missing" for name in content.missing]
+    problems += [f"{name} is not listed" for name in content.unlisted]
     return RankLog(rank.rank, rank.attempt, rank.path, end, problems, read_facts)

@@ -65,13 +65,13 @@ def seal_stream(directory: Path, table: str, number: int, data: bytes) -> Part |
     """
     name = f"{table}-{number:06d}.parquet"
     where = f"{directory.name}/{table}-{number:06d}.arrows.open"
-    found = scan(data, where)
-    if found.batches == 0:
+    scanned = scan(data, where)
+    if scanned.batches == 0:
         return None
     target = directory / name
     temporary = temporary_name(target)
     try:
-        rows, first, last = _write_parquet(temporary, table, read_batches(data, found, where))
+        rows, first, last = _write_parquet(temporary, table, read_batches(data, scanned, where))
         content = temporary.read_bytes()
         temporary.replace(target)
     except pa.ArrowException as error:
@@ -104,22 +104,22 @@ def _steps_of(footer: pq.FileMetaData, column: int) -> tuple[int | None, int | N
     Avoids ``pyarrow.compute``, whose import takes 60 ms.
     """
     groups = (footer.row_group(i).column(column).statistics for i in range(footer.num_row_groups))
-    known = [(s.min, s.max) for s in groups if s is not None and s.has_min_max]
-    return min((low for low, _ in known), default=None), max((high for _, high in known), default=None)
+    bounds = [(s.min, s.max) for s in groups if s is not None and s.has_min_max]
+    return min((low for low, _ in bounds), default=None), max((high for _, high in bounds), default=None)
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
-    held: list[pa.RecordBatch] = []
+    pending: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
-        held.append(batch)
+        pending.append(batch)
         # get_total_buffer_size, because nbytes takes longer than decoding the batch.
         rows, size = rows + batch.num_rows, size + batch.get_total_buffer_size()
         if rows >= ROW_GROUP_ROWS or size >= ROW_GROUP_BYTES:
-            yield _joined(held, schema)
-            held, rows, size = [], 0, 0
-    if held:
-        yield _joined(held, schema)
+            yield _joined(pending, schema)
+            pending, rows, size = [], 0, 0
+    if pending:
+        yield _joined(pending, schema)
 
 
 def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:

@@ -128,10 +128,10 @@ def survey(directory: Path, cache: PartCache | None = None) -> Survey:
     cache = PartCache() if cache is None else cache
     listed = cache.manifest(directory / PARTS_FILE, lambda: read_manifest(directory))
     files = cache.listing(directory, lambda: _part_files(directory))
-    found = _survey(directory, files, listed)
-    if found.unlisted:  # sealed after parts.jsonl was read: by now the part is listed
-        found = _survey(directory, _part_files(directory), read_manifest(directory))
-    return found
+    content = _survey(directory, files, listed)
+    if content.unlisted:  # sealed after parts.jsonl was read: by now the part is listed
+        content = _survey(directory, _part_files(directory), read_manifest(directory))
+    return content
 
 
 def _part_files(directory: Path) -> list[PartFile]:
@@ -144,14 +144,14 @@ def _part_files(directory: Path) -> list[PartFile]:
 
 
 def _survey(directory: Path, files: list[PartFile], listed: dict[str, Part]) -> Survey:
-    found: dict[tuple[str, int], PartFile] = {}
+    chosen: dict[tuple[str, int], PartFile] = {}
     for file in files:
         key = file.table, file.number
-        if key not in found or file.path.name in listed:
-            found[key] = file
-    if len(found) > MAX_PARTS:
-        raise CorruptRunError(f"{directory.name} holds {len(found)} parts; no rank has that many")
-    return Survey([found[key] for key in sorted(found)], listed)
+        if key not in chosen or file.path.name in listed:
+            chosen[key] = file
+    if len(chosen) > MAX_PARTS:
+        raise CorruptRunError(f"{directory.name} holds {len(chosen)} parts; no rank has that many")
+    return Survey([chosen[key] for key in sorted(chosen)], listed)
 
 
 def json_lines(content: bytes, where: Path) -> list[dict[str, Any]]:

@@ -145,22 +145,24 @@ def verify(
 def _rank_report(rank: RankDirectory) -> RankReport:
     problems: list[str] = []
     live = False
-    found = Survey([], {})
+    content = Survey([], {})
     try:
         with readable(rank.path.name):
             live = is_locked(rank.path)
-            found = survey(rank.path)
+            content = survey(rank.path)
     except RunUnreadableError as error:
         problems.append(str(error))
     dropped: Counter[str] = Counter()
-    parts = [_part_report(file, found.listed.get(file.path.name), rank, dropped) for file in found.files if file.sealed]
+    parts = [
+        _part_report(file, content.listed.get(file.path.name), rank, dropped) for file in content.files if file.sealed
+    ]
     parts += [
         PartReport(name, "missing", problem=f"{rank.path.name}/{name} is listed in parts.jsonl and missing")
-        for name in found.missing
+        for name in content.missing
     ]
-    streams = [_stream_report(file, rank, dropped) for file in found.files if not file.sealed]
-    gaps = _gaps(found)
-    problems += [] if live else _changed_streams(rank, found)
+    streams = [_stream_report(file, rank, dropped) for file in content.files if not file.sealed]
+    gaps = _gaps(content)
+    problems += [] if live else _changed_streams(rank, content)
     problems += [part.problem for part in parts if part.problem]
     problems += [stream.problem for stream in streams if stream.problem]
     problems += [f"{rank.path.name}/{name} was written and is missing" for name in gaps]
@@ -197,11 +199,11 @@ def _part_report(file: PartFile, listed: Part | None, rank: RankDirectory, dropp
 def _stream_report(file: PartFile, rank: RankDirectory, dropped: Counter[str]) -> StreamReport:
     try:
         with readable(file.name):
-            found = scan(read_regular(file.path, MAX_STREAM_BYTES), file.name)
+            scanned = scan(read_regular(file.path, MAX_STREAM_BYTES), file.name)
             rows, first, last = _count(read_open(file, query(file.table), rank), file.table, dropped)
     except RunUnreadableError as error:
         return StreamReport(file.path.name, problem=str(error))
-    return StreamReport(file.path.name, found.batches, rows, first, last, found.torn)
+    return StreamReport(file.path.name, scanned.batches, rows, first, last, scanned.torn)
 
 
 def _changed_streams(rank: RankDirectory, found: Survey) -> list[str]:

@@ -267,7 +267,7 @@ def build_batch(table: str, columns: Mapping[str, Column], rows: int) -> pa.Reco
     schema, fields = stored_schema(table), _fields(table)
     if unknown := columns.keys() - fields.keys():
         raise ValueError(f"{table} has no column {min(unknown)!r}")
-    found = []
+    batch_columns = []
     for name, (field, kind, nullable, is_text) in fields.items():
         values = columns.get(name)
         array = _nulls(rows, kind) if values is None else _array(values, field)
@@ -277,8 +277,8 @@ def build_batch(table: str, columns: Mapping[str, Column], rows: int) -> pa.Reco
             raise ValueError(f"{table}.{name} may not be null")
         if is_text and _has_long_string(array):
             raise ValueError(f"{table}.{name} holds a string of more than {MAX_STRING_BYTES} bytes")
-        found.append(array)
-    return pa.RecordBatch.from_arrays(found, schema=schema)
+        batch_columns.append(array)
+    return pa.RecordBatch.from_arrays(batch_columns, schema=schema)
 
 
 @functools.cache
