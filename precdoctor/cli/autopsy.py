@@ -47,14 +47,14 @@ def autopsy(
     where diagnose reads it. The command does all it does once more (it also writes its checkpoints) up to that step,
     and is ended there.
     """
-    found = opened(run)
-    command, cwd = _command(found)
+    recorded = opened(run)
+    command, cwd = _command(recorded)
     if dry_run:
         print(_shell_line(command, cwd))  # noqa: T201 - what was asked for
         return 0
-    if not yes and not launched_here(found.path, found.info):
-        _ask(found, _shell_line(command, cwd))
-    return second_run(found)
+    if not yes and not launched_here(recorded.path, recorded.info):
+        _ask(recorded, _shell_line(command, cwd))
+    return second_run(recorded)
 
 
 def _shell_line(command: Sequence[str], cwd: str) -> str:

@@ -67,11 +67,11 @@ def opened(run: Path | None, engine: str | None = None) -> Run:
     if run is None:
         run = newest_run()
         say(f"newest run: {run}")
-    found = open_run(run)
-    found.engine = checked_engine(engine)
+    recorded = open_run(run)
+    recorded.engine = checked_engine(engine)
     if sys.stderr.isatty():
-        found.progress = Progress(sys.stderr)
-    return found
+        recorded.progress = Progress(sys.stderr)
+    return recorded
 
 
 @contextlib.contextmanager

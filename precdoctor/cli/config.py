@@ -121,8 +121,8 @@ class Settings:
 
     def chosen(self, section: str, flags: Mapping[str, Any]) -> dict[str, Any]:
         """The values of those keys of ``flags`` that are set, as keyword arguments: ``{"first_step": 100}``."""
-        found = {key: self.get(section, key, flag) for key, flag in flags.items()}
-        return {key.replace("-", "_"): value for key, value in found.items() if value is not None}
+        values_in_force = {key: self.get(section, key, flag) for key, flag in flags.items()}
+        return {key.replace("-", "_"): value for key, value in values_in_force.items() if value is not None}
 
     def _nearest(self, here: Path) -> tuple[Path | None, Mapping[str, Any]]:
         """``(file, its table)`` of the nearest trusted settings file; ``(None, {})`` if none. Fills ``refused``."""

@@ -51,18 +51,18 @@ def export(
     for each in kind or ():
         if each not in KINDS:
             raise UsageError(f"--kind: there are no {each!r} tensors{did_you_mean(each, KINDS)}")
-    found = opened(run)
-    folder = Path(f"{found.path.resolve().name}-{target}") if output is None else output
+    recorded = opened(run)
+    folder = Path(f"{recorded.path.resolve().name}-{target}") if output is None else output
     _make_folder(folder, force=force)
     try:
-        files = _exporter(target)(found, folder, Choice(tuple(kind or ()), tuple(module or ())))
+        files = _exporter(target)(recorded, folder, Choice(tuple(kind or ()), tuple(module or ())))
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror or error}; name another with -o DIR") from None
     finally:
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
     if not files:
-        raise UsageError(f"{found.path} holds nothing to export yet")
+        raise UsageError(f"{recorded.path} holds nothing to export yet")
     say(f"Wrote {folder}{_hint(target, folder, files)}")
     return 0
 

@@ -77,14 +77,14 @@ def gate(
     from precdoctor.reporting.outputs import Report
 
     settings = settings_in_force(whole=True)
-    found = [opened(run, engine) for run in runs]
+    recorded = [opened(run, engine) for run in runs]
     # --write-baseline asks whether the runs are healthy, so they are not compared with an older baseline
     bases = () if write_baseline is not None else settings.get("gate", "baseline", baseline) or ()
     shape = settings.get("gate", "output-format", output_format) or "full"
     flags = {"select": select, "ignore": ignore, "fail-on": fail_on, "aggregate": aggregate}
-    report = _gate_report(found, bases, settings, flags, settings.get("gate", "fail-if", fail_if) or (), allow)
+    report = _gate_report(recorded, bases, settings, flags, settings.get("gate", "fail-if", fail_if) or (), allow)
     if write_baseline is not None and report.exit_code == 0:
-        _write(found, write_baseline, force=force)
+        _write(recorded, write_baseline, force=force)
         return 0
     if write_baseline is not None:
         say(f"{write_baseline} is not written: only runs that pass the gate can be a baseline")

@@ -45,12 +45,12 @@ def report(
     from precdoctor.runlog import open_run
 
     options = rule_options(settings_in_force())
-    found = opened(run, engine)
-    page = render(found, None if against is None else open_run(against), options=options)
+    recorded = opened(run, engine)
+    page = render(recorded, None if against is None else open_run(against), options=options)
     if output is not None and str(output) == "-":
         sys.stdout.write(page)
         return 0
-    file = Path(f"{found.path.resolve().name}.html") if output is None else output
+    file = Path(f"{recorded.path.resolve().name}.html") if output is None else output
     write(page, file, force=force)
     say(f"Wrote {file} ({len(page.encode()) / 1000:,.0f} kB)")
     return 0

@@ -105,14 +105,14 @@ def _report(run: Run, settings: Settings, shape: str, worst: int) -> None:
 
     limits = limits_of(resolve_options(rule_options(settings))[RULE.code])
     view = view_of(run)
-    found, facts = shadowed(view), describe(view)
+    comparison, facts = shadowed(view), describe(view)
     if shape == "json":
         from precdoctor.reporting.json_report import dumps
 
-        sys.stdout.write(dumps(shadow_view.document(found, facts, limits)))
+        sys.stdout.write(dumps(shadow_view.document(comparison, facts, limits)))
     elif shape == "markdown":
-        sys.stdout.write(shadow_view.markdown(found, facts, limits, worst=worst))
+        sys.stdout.write(shadow_view.markdown(comparison, facts, limits, worst=worst))
     elif shape == "concise":
-        shadow_view.print_concise(found, make_console(), limits)
+        shadow_view.print_concise(comparison, make_console(), limits)
     else:
-        shadow_view.print_full(found, facts, make_console(), limits, worst=worst)
+        shadow_view.print_full(comparison, facts, make_console(), limits, worst=worst)

@@ -91,8 +91,8 @@ def trial(
     statuses = _run_both(words, tried, plan, place, count, force=force)
     if INTERRUPTED in statuses:
         return INTERRUPTED
-    found = _judged_trial(tried, place, statuses, share, rules)
-    return _report(*found, place, shape, listed)
+    judged = _judged_trial(tried, place, statuses, share, rules)
+    return _report(*judged, place, shape, listed)
 
 
 def _run_both(

@@ -228,9 +228,9 @@ def _write_plan(
         from precdoctor.diagnosis.offline.whatif.inference_plan import make_inference_plan
 
         _refuse({"--horizon": horizon is not None}, "nothing trains in this run, so no amax has a trend")
-        found = make_inference_plan(run, target, module=module, steps=steps)
-        document = plan_view.inference_document(_with(found, remark), facts)
-        show = partial(plan_view.print_inference_plan, found, facts, remark=remark)
+        inference_plan = make_inference_plan(run, target, module=module, steps=steps)
+        document = plan_view.inference_document(_with(inference_plan, remark), facts)
+        show = partial(plan_view.print_inference_plan, inference_plan, facts, remark=remark)
     if shape == "json":
         stream.write(dumps(document))
     elif shape == "toml":

@@ -61,9 +61,9 @@ class ReplayQuestion:
             "--module": self.module is not None,
             "--steps": self.steps != (None, None),
         }
-        taken = {"--loss-scaler": {"--format"}, "--accumulator": {"--module"}}.get(given[0], set(rest))
+        accepted = {"--loss-scaler": {"--format"}, "--accumulator": {"--module"}}.get(given[0], set(rest))
         for flag, used in rest.items():
-            if used and flag not in taken:
+            if used and flag not in accepted:
                 raise UsageError(f"{flag} does not go with {given[0]}: {_REASONS[given[0]]}")
         return given[0]
 

@@ -192,8 +192,8 @@ def _tensor(drift: Drift) -> dict[str, Any]:
         "steps": len(drift.steps),
     }
     place = {"root": root, "module": module, "kind": kind, "name": name, "call": call}
-    found: dict[str, Any] = jsonable({**place, "dtype_a": drift.dtypes[0], "dtype_b": drift.dtypes[1], **values})
-    return found
+    row: dict[str, Any] = jsonable({**place, "dtype_a": drift.dtypes[0], "dtype_b": drift.dtypes[1], **values})
+    return row
 
 
 def print_applied(applied: Applied, console: Console) -> None:

@@ -150,11 +150,11 @@ def _trend(history: Any, console: Console) -> str:
     """The amax of the last steps: ``amax 12 ▁▂▃▅█ 6.1e+04 at steps 30 to 36``; empty with fewer than three values."""
     if not isinstance(history, Sequence) or isinstance(history, str):
         return ""
-    seen = [(h["step"], h["amax"]) for h in history if isinstance(h, Mapping) and h.get("amax") is not None]
-    if len(seen) < 3:
+    points = [(h["step"], h["amax"]) for h in history if isinstance(h, Mapping) and h.get("amax") is not None]
+    if len(points) < 3:
         return ""
-    line = sparkline([amax for _, amax in seen], 40, ascii_only=not can_draw(console), log=True)
-    first, last = seen[0], seen[-1]
+    line = sparkline([amax for _, amax in points], 40, ascii_only=not can_draw(console), log=True)
+    first, last = points[0], points[-1]
     return f"amax {number(float(first[1]))} {line} {number(float(last[1]))} at steps {first[0]} to {last[0]}"
 
 
@@ -239,7 +239,7 @@ def stated_effect(title: str) -> tuple[str, str]:
 
 def predicted_effect(predicted: Mapping[str, Any]) -> str:
     """The predicted effect in words: ``flushed fraction 41 % to 0.3 %, overflow 0``."""
-    out = []
+    effects = []
     for key, value in jsonable({k: v for k, v in predicted.items() if v is not None}).items():
         if isinstance(value, Mapping) and {"from", "to"} <= set(value):
             shown = f"{_value(key, value['from'])} to {_value(key, value['to'])}"
@@ -247,8 +247,8 @@ def predicted_effect(predicted: Mapping[str, Any]) -> str:
             shown = " to ".join(_value(key, v) for v in value)
         else:
             shown = _value(key, value)
-        out.append(f"{clean(key.removesuffix('_binades')).replace('_', ' ')} {shown}")
-    return ", ".join(out)
+        effects.append(f"{clean(key.removesuffix('_binades')).replace('_', ' ')} {shown}")
+    return ", ".join(effects)
 
 
 _COMMENT = "  # "

@@ -69,8 +69,8 @@ def _next_commands(report: GateReport, run: str, checks: Sequence[GateCheck]) ->
     if len(failed) > len(regressed):
         yield f"Causes and remedies: precdoctor diagnose {quoted_path(run)}"
     if report.baseline and (report.untrustworthy or regressed):
-        known = next((r for r in report.baseline_runs if Path(r).is_dir()), None)
-        base = "A_RUN_OF_THE_BASELINE" if known is None else quoted_path(known)
+        local_run = next((r for r in report.baseline_runs if Path(r).is_dir()), None)
+        base = "A_RUN_OF_THE_BASELINE" if local_run is None else quoted_path(local_run)
         yield f"What moved, and where first: precdoctor compare {base} {quoted_path(run)}"
 
 

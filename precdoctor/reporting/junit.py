@@ -74,9 +74,9 @@ def _rules(report: Report) -> list[_Case]:
     for rule in report.diagnosis.rules:
         own = [f for f in report.diagnosis.findings if f.code == rule.code]
         cases += [_of_finding(f, rule, fails=id(f) in failing) for f in own] or [_of_rule(rule)]
-    known = {rule.code for rule in report.diagnosis.rules}
+    rule_codes = {rule.code for rule in report.diagnosis.rules}
     for finding in report.diagnosis.findings:
-        if finding.code not in known:
+        if finding.code not in rule_codes:
             outcome = RuleOutcome(finding.code, finding.name, Status.FAILED, "")
             cases.append(_of_finding(finding, outcome, fails=id(finding) in failing))
     return cases

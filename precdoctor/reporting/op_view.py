@@ -225,10 +225,10 @@ def _difference(found: Difference | None) -> dict[str, Any] | None:
         "parents": sorted(found.parents),
     }
     sides = {"op_a": found.a, "op_b": found.b}
-    made = {"made_a": found.made_a, "made_b": found.made_b}
+    tensors = {"made_a": found.made_a, "made_b": found.made_b}
     return {
         **{name: _op(op) for name, op in sides.items()},
-        **{name: _tensor(x) for name, x in made.items()},
+        **{name: _tensor(x) for name, x in tensors.items()},
         **jsonable(values),
     }
 

@@ -99,16 +99,16 @@ def _terminal_writer(*, concise: bool) -> Writer:
 def _json(report: Report, stream: IO[str]) -> None:
     from precdoctor.reporting.json_report import document, dumps, gate_document
 
-    found = gate_document(report.gate) if report.gate is not None else document(report.diagnosis, report.exit_code)
+    content = gate_document(report.gate) if report.gate is not None else document(report.diagnosis, report.exit_code)
     if report.comparison is not None:
         from precdoctor.reporting.compare_view import compare_section
 
-        found["compare"] = compare_section(report.comparison)
+        content["compare"] = compare_section(report.comparison)
     if report.ops is not None:
         from precdoctor.reporting.op_view import ops_section
 
-        found["compare_ops"] = ops_section(report.ops)
-    stream.write(dumps(found))
+        content["compare_ops"] = ops_section(report.ops)
+    stream.write(dumps(content))
 
 
 def _text_writer(name: str) -> Writer:

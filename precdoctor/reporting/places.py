@@ -118,14 +118,14 @@ def _nearest(root: Path, parts: Sequence[str], line: int | None, code: str | Non
     named = {name: _common(name.split("/"), parts) for name in tracked(root) if name.split("/")[-1] == parts[-1]}
     if code and line:
         same = {name: common for name, common in named.items() if _has_line(root / name, line, code)}
-        if found := _longest(same):
-            return found
-    found = _longest(named)
-    if found is None:
+        if best := _longest(same):
+            return best
+    best = _longest(named)
+    if best is None:
         return None
-    whole = named[found] == found.count("/") + 1
-    sure = len(named) == 1 and not code if named[found] == 1 else whole or not code
-    return found if sure else None
+    whole = named[best] == best.count("/") + 1
+    sure = len(named) == 1 and not code if named[best] == 1 else whole or not code
+    return best if sure else None
 
 
 def _longest(named: dict[str, int]) -> str | None:

@@ -233,11 +233,11 @@ def inference_document(plan: InferencePlan, run: Mapping[str, Any]) -> dict[str,
 
 
 def _planned_tensor(t: TensorPlan) -> dict[str, Any]:
-    kept = {"format": None, "scaling": None} if t.recipe is None else {**described(t.recipe), "scale": None}
+    recipe = {"format": None, "scaling": None} if t.recipe is None else {**described(t.recipe), "scale": None}
     figures = {name: jsonable(getattr(t.prediction, name, None)) for name in ("flushed", "saturated", "sqnr_db")}
     return {
         "tensor": t.seen.key.name,
-        **kept,
+        **recipe,
         "dtype": t.seen.key.dtype,
         "bits_per_element": t.bits,
         "step": t.step,

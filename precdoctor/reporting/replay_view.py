@@ -105,10 +105,10 @@ def _print_scales(answer: LossScaleReplay, console: Console) -> None:
         "largest clean": [i.estimate if 0.0 < i.estimate < math.inf else None for i in answer.ideal],
     }
     for title, values in series.items():
-        seen = [v for v in values if v is not None]
-        if seen:
+        present = [v for v in values if v is not None]
+        if present:
             line = sparkline(values, width, ascii_only=not can_draw(console), log=True)
-            shown.add_row(title, power(seen[0]), Text(line, "pd.code"), power(seen[-1]))
+            shown.add_row(title, power(present[0]), Text(line, "pd.code"), power(present[-1]))
     console.print(Padding(shown, (1, 0, 0, 0)))
 
 
@@ -121,10 +121,10 @@ def _policies(answer: LossScaleReplay, console: Console) -> Table:
     for score in answer.scores[1:]:
         cells = (str(score.skipped), percent(score.flushed), power(score.lowest), power(score.highest))
         table.add_row(spell_policy(score.policy), *cells)
-    known = [scale for scale in answer.recorded_scales if scale is not None]
-    if known:
+    recorded = [scale for scale in answer.recorded_scales if scale is not None]
+    if recorded:
         named = f"the run: {spell_policy(answer.used)}" if answer.used else "the run itself"
-        range_ = (power(min(known)), power(max(known)))
+        range_ = (power(min(recorded)), power(max(recorded)))
         flushed = percent(_middle(answer.recorded_flushed))
         table.add_row(Text(named, "pd.quiet"), str(len(answer.recorded_overflows)), flushed, *range_)
     return table

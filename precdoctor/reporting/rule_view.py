@@ -86,16 +86,16 @@ def _print_block(text: str, console: Console) -> None:
 
 def reflow(text: str) -> str:
     """Join the lines of each paragraph, to be wrapped anew; indented lines, lists and tables keep their lines."""
-    out: list[str] = []
+    lines: list[str] = []
     joins = False
     for line in text.splitlines():
         prose = bool(line.strip()) and not line.startswith((" ", "- ", "|", "[", "#"))
         if prose and joins:
-            out[-1] += f" {line}"
+            lines[-1] += f" {line}"
         else:
-            out.append(line)
+            lines.append(line)
         joins = prose or line.startswith("- ")
-    return "\n".join(out)
+    return "\n".join(lines)
 
 
 def _options(rule: Rule | Regression) -> str:

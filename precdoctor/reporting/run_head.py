@@ -38,7 +38,7 @@ def command_words(run: Mapping[str, Any], limit: int) -> str:
 def run_facts(run: Mapping[str, Any]) -> str:
     """Command, steps, ranks, device and state of a run: ``python train.py; steps 0–37, 1 rank; not closed cleanly``."""
     command = command_words(run, 160)
-    out = [command] if command else []
+    facts = [command] if command else []
     counts = []
     steps, sampled = run.get("steps"), run.get("sampled_steps")
     if isinstance(steps, int):
@@ -60,12 +60,12 @@ def run_facts(run: Mapping[str, Any]) -> str:
         device = kind if kind == "cpu" or not name else f"{kind} ({name})"
     if device:
         counts.append(clean(device, 60))
-    out += [", ".join(counts)] if counts else []
+    facts += [", ".join(counts)] if counts else []
     if isinstance(run.get("applied"), int):
-        out.append(f"changed by --apply ({plural(run['applied'], 'prescription')})")
+        facts.append(f"changed by --apply ({plural(run['applied'], 'prescription')})")
     if run.get("complete") is False:
         known = isinstance(run.get("exit_status"), int)
-        out.append("not closed cleanly" if known else "not closed cleanly (killed, or still running)")
+        facts.append("not closed cleanly" if known else "not closed cleanly (killed, or still running)")
     if run.get("cut_short"):
-        out.append(f"recorded no further: {clean(run['cut_short'], 160)}")
-    return "; ".join(out)
+        facts.append(f"recorded no further: {clean(run['cut_short'], 160)}")
+    return "; ".join(facts)

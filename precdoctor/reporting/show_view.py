@@ -92,21 +92,21 @@ def _print_timeline(summary: Summary, console: Console) -> None:
     console.print(Text(f"\nTimeline, steps {first} to {last}", "pd.strong"))
     shown = grid(*left("", style="pd.label"), *right(""), *left("", ""))
     width = max(16, min(72, console.width - 44))
-    drawn = not can_draw(console)
+    plain = not can_draw(console)
     for name, (title, log) in _SERIES.items():
         values = summary.timeline.get(name, [])
-        seen = [v for v in values if v is not None]
-        if seen:
-            line = sparkline(values, width, ascii_only=drawn, log=log)
+        recorded = [v for v in values if v is not None]
+        if recorded:
+            line = sparkline(values, width, ascii_only=plain, log=log)
             spell = power if name == "loss_scale" else number
-            shown.add_row(title, spell(seen[0]), Text(line, "pd.code"), spell(seen[-1]))
+            shown.add_row(title, spell(recorded[0]), Text(line, "pd.code"), spell(recorded[-1]))
     skipped = [step for step, v in zip(summary.steps, summary.timeline.get("skipped", []), strict=False) if v]
     bad = [step for step, v in zip(summary.steps, summary.timeline.get("non_finite", []), strict=False) if v]
     for title, found, style in (("skipped", skipped, "pd.near"), ("non-finite", bad, "pd.bad")):
         if found:
             chosen = set(found)
             marks = [1.0 if step in chosen else None for step in summary.steps]
-            line = sparkline(marks, width, ascii_only=drawn)
+            line = sparkline(marks, width, ascii_only=plain)
             shown.add_row(title, number(len(found)), Text(line, style), f"first at step {found[0]}")
     console.print(Padding(shown, (0, 0, 0, 2)))
     if any(v is not None and not math.isfinite(v) for v in summary.timeline.get("loss", [])):

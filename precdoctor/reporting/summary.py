@@ -103,7 +103,7 @@ def summarise(run: Run, top: int = 10) -> Summary:
         kinds[tensor.kind] += tensor.rows
         dtypes[tensor.dtype] += tensor.rows
     casts = [t for t in tensors if t.format is not None]  # not in ``tightest``: their scale uses all headroom by design
-    known = [t for t in tensors if t.headroom_binades is not None and t.format is None]
+    with_headroom = [t for t in tensors if t.headroom_binades is not None and t.format is None]
     return Summary(
         run=_run_without_steps(view) if nothing else describe(view),
         recorder=describe_recorder(view),
@@ -116,7 +116,7 @@ def summarise(run: Run, top: int = 10) -> Summary:
         kinds=dict(kinds.most_common()),
         dtypes=dict(dtypes.most_common()),
         events=dict(events.most_common()),
-        tightest=sorted(known, key=lambda t: (t.headroom_binades or 0.0, t.module, t.kind))[:top],
+        tightest=sorted(with_headroom, key=lambda t: (t.headroom_binades or 0.0, t.module, t.kind))[:top],
         subnormal=sorted(
             (t for t in tensors if t.subnormal_fraction > 0), key=lambda t: (-t.subnormal_fraction, t.module, t.kind)
         )[:top],

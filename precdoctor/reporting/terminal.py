@@ -93,9 +93,9 @@ def verdict_line(diagnosis: Diagnosis) -> str:
     levels = [f.severity.value for f in diagnosis.findings]
     names = {"error": "error", "warning": "warning", "info": "note"}
     counts = [plural(levels.count(level), name) for level, name in names.items() if level in levels]
-    out = ", ".join(counts) or _no_findings(diagnosis)
+    verdict = ", ".join(counts) or _no_findings(diagnosis)
     unknown = sum(r.status is Status.INDETERMINATE for r in diagnosis.rules)
-    return f"{out}; {plural(unknown, 'rule')} could not be judged" if unknown else out
+    return f"{verdict}; {plural(unknown, 'rule')} could not be judged" if unknown else verdict
 
 
 def _no_findings(diagnosis: Diagnosis) -> str:
@@ -199,15 +199,15 @@ def _ranges(codes: Sequence[str]) -> str:
 
 def _print_recorder(recorder: Mapping[str, Any], console: Console) -> None:
     """Print the cost of the recording, dropped rows, code it could not see, and its errors."""
-    out = [cost] if (cost := recording_cost(recorder)) else []
+    sentences = [cost] if (cost := recording_cost(recorder)) else []
     if changed := not_neutral(recorder):
-        out.append(f"It was {changed}.")
+        sentences.append(f"It was {changed}.")
     dropped = {k: v for k, v in dict(recorder.get("dropped") or {}).items() if v}
     if dropped:
         reasons = ", ".join(f"{number(v)} {clean(k).replace('_', ' ')}" for k, v in dropped.items())
-        out.append(f"Rows lost: {reasons}.")
-    if out:
-        console.print(Text(" ".join(out), "pd.near" if dropped else "pd.quiet"))
+        sentences.append(f"Rows lost: {reasons}.")
+    if sentences:
+        console.print(Text(" ".join(sentences), "pd.near" if dropped else "pd.quiet"))
     for unseen in list(recorder.get("unseen") or []):
         console.print(Text(f"Not seen: {clean(unseen)}.", "pd.near"))
     for error in list(recorder.get("errors") or [])[:3]:

@@ -98,8 +98,8 @@ def _print_gradients(trial: Trial, console: Console, worst: int) -> None:
 
 
 def _deviation(g: GradientRatio) -> float:
-    known = [abs(math.log(x)) if x > 0.0 else math.inf for x in (g.first, g.typical) if x is not None]
-    return max(known, default=-1.0)
+    distances = [abs(math.log(x)) if x > 0.0 else math.inf for x in (g.first, g.typical) if x is not None]
+    return max(distances, default=-1.0)
 
 
 def _ratio(value: float | None) -> str:

@@ -121,10 +121,10 @@ def remedies(answer: Answer) -> Iterator[str]:
     """Sentences on the cheapest recipes that would hold for the tensors that fail."""
     if not answer.failing:
         return
-    held = Counter(f.instead.recipe for f in answer.failing if f.instead is not None)
+    counts = Counter(f.instead.recipe for f in answer.failing if f.instead is not None)
     parts = [
         f"{r.short()} ({r.bits_per_element:.4g} bits) for {plural(count, 'tensor')}"
-        for r, count in sorted(held.items(), key=lambda item: item[0].bits_per_element)
+        for r, count in sorted(counts.items(), key=lambda item: item[0].bits_per_element)
     ]
     if parts:
         yield f"\nCheapest that would hold: {'; '.join(parts)}."

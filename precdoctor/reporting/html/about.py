@@ -18,18 +18,18 @@ from precdoctor.reporting.text import clean, not_neutral, number, size
 
 def coverage(survey: Survey) -> list[dict[str, Any]]:
     """By kind and dtype: numbers of tensors, rows and elements, and the share of the kind's elements, with its bar."""
-    found: dict[tuple[str, str], list[int]] = {}
+    counts_of: dict[tuple[str, str], list[int]] = {}
     per_kind: dict[str, int] = {}
     for at, tensor in enumerate(survey.tensors):
         total = survey.total(at)
-        cell = found.setdefault((tensor.kind, tensor.dtype), [0, 0, 0])
+        cell = counts_of.setdefault((tensor.kind, tensor.dtype), [0, 0, 0])
         for i, value in enumerate((1, total.rows, total.numel)):
             cell[i] += value
         per_kind[tensor.kind] = per_kind.get(tensor.kind, 0) + total.numel
     rank = {kind: at for at, kind in enumerate(KIND_ORDER)}
     out = []
     for (kind, dtype), (tensors, rows, elements) in sorted(
-        found.items(), key=lambda item: (rank.get(item[0][0], len(rank)), -item[1][2])
+        counts_of.items(), key=lambda item: (rank.get(item[0][0], len(rank)), -item[1][2])
     ):
         share = elements / per_kind[kind] if per_kind[kind] else 0.0
         bar = svg.stretched(svg.el("rect", width=svg.WIDE * share, height=svg.HIGH, class_="sharebar"))

@@ -77,22 +77,22 @@ def _items(value: Any) -> list[Mapping[str, Any]]:
 def _facts(finding: Finding) -> list[tuple[str, str, str]]:
     """``(label, text, line of code or "")`` of the facts of a finding; facts without text are left out."""
     evidence, location = finding.evidence, finding.location
-    out = [("where", place(finding), "")]
+    facts = [("where", place(finding), "")]
     for name, source in (("source", location.source), ("seen at", evidence.get("detected_at"))):
         if isinstance(source, Source):
-            out.append((name, clean(f"{source.file}:{source.line}"), clean((source.code or "").strip())))
-    out.append(("op", clean(location.op or ""), ""))
-    out.append(("cause", clean(finding.cause or ""), ""))
+            facts.append((name, clean(f"{source.file}:{source.line}"), clean((source.code or "").strip())))
+    facts.append(("op", clean(location.op or ""), ""))
+    facts.append(("cause", clean(finding.cause or ""), ""))
     if finding.confidence < 1.0:
         reason = evidence.get("confidence_reason")
-        out.append(("certainty", percent(finding.confidence) + (f": {clean(reason)}" if reason else ""), ""))
-    out.append(("resume", clean(finding.resume_words), ""))
-    return [fact for fact in out if fact[1]]
+        facts.append(("certainty", percent(finding.confidence) + (f": {clean(reason)}" if reason else ""), ""))
+    facts.append(("resume", clean(finding.resume_words), ""))
+    return [fact for fact in facts if fact[1]]
 
 
 def _shares(tensors: Any) -> list[tuple[str, str, Markup]]:
     """``(place, share in percent, bar)`` of the tensors in a finding's evidence; those without a share are left out."""
-    out = []
+    rows = []
     for entry in _items(tensors)[:16]:
         name = next((k for k in ("flushed_share", "lost_share", "saturated_share") if k in entry), None)
         share = entry.get(name) if name else None
@@ -100,8 +100,8 @@ def _shares(tensors: Any) -> list[tuple[str, str, Markup]]:
             continue
         where = entry.get("parameter") or entry.get("module") or entry.get("root") or ""
         bar = svg.stretched(svg.el("rect", width=svg.WIDE * float(share), height=svg.HIGH, class_="sharebar"))
-        out.append((clean(where, 200), percent(float(share)), bar))
-    return out
+        rows.append((clean(where, 200), percent(float(share)), bar))
+    return rows
 
 
 # -- the exponents of the finding's tensor ----------------------------------------------------------------------------
@@ -161,29 +161,29 @@ def _bands(fmt: Format, low: float, high: float) -> list[Markup]:
 
 def _history(finding: Finding) -> Strip | None:
     """The amax of the healthy steps before the finding, as a line; None with fewer than three steps."""
-    seen = [
+    points_before = [
         (int(h["step"]), float(h["amax"]))
         for h in _items(finding.evidence.get("history"))
         if isinstance(h.get("step"), int) and isinstance(h.get("amax"), (int, float)) and h["amax"] > 0
     ]
     evidence = finding.evidence.get("range")
     fmt = known_format(str(evidence.get("dtype"))) if isinstance(evidence, Mapping) else None
-    if len(seen) < 3 or fmt is None:
+    if len(points_before) < 3 or fmt is None:
         return None
-    ends = [math.log2(a) for _, a in seen]
+    ends = [math.log2(a) for _, a in points_before]
     end = math.log2(fmt.max)
     low, high = min(ends), max(*ends, end) if end - max(ends) < 24 else max(ends) + 1
-    span, steps = max(high - low, 1.0), max(seen[-1][0] - seen[0][0], 1)
+    span, steps = max(high - low, 1.0), max(points_before[-1][0] - points_before[0][0], 1)
     points = [
-        (svg.WIDE * (s - seen[0][0]) / steps, 92 - 84 * (math.log2(a) - low) / span) for s, a in seen
+        (svg.WIDE * (s - points_before[0][0]) / steps, 92 - 84 * (math.log2(a) - low) / span) for s, a in points_before
     ]  # fmt: skip
     drawn = [svg.el("path", d=svg.line_path(points), class_="line run0")]
     if high >= end:
         drawn.append(svg.el("path", d=f"M0 {92 - 84 * (end - low) / span:.1f}h{svg.WIDE}", class_="limit"))
-    span_text = f"{number(seen[0][1])} to {number(seen[-1][1])}"
+    span_text = f"{number(points_before[0][1])} to {number(points_before[-1][1])}"
     caption = f"amax at the healthy steps before: {span_text}; the line is the end of {fmt.name}."
-    rows = [(f"step {s}", number(a)) for s, a in seen]
-    first, last = seen[0][0], seen[-1][0]
+    rows = [(f"step {s}", number(a)) for s, a in points_before]
+    first, last = points_before[0][0], points_before[-1][0]
     axis = svg.axis((((s - first) / steps, number(s)) for s in svg.ticks(first, last)), "13")
     return Strip(svg.stretched(*drawn), axis, caption, rows)
 

@@ -60,15 +60,15 @@ def depth(view: RunView, survey: Survey) -> Mapping[tuple[str, str], float]:
 
     A module that no hook saw comes directly after the module before it in the module tree.
     """
-    seen: dict[tuple[str, str], float] = {}
+    recorded: dict[tuple[str, str], float] = {}
     for at, tensor in enumerate(survey.tensors):
         order = survey.order(at)
         if tensor.kind in FORWARD_KINDS and order is not None:
-            seen[tensor.layer] = min(seen.get(tensor.layer, order), float(order))
-    places, last = dict(seen), -1.0
+            recorded[tensor.layer] = min(recorded.get(tensor.layer, order), float(order))
+    places, last = dict(recorded), -1.0
     for layer in view.module_classes:
-        if layer in seen:
-            last = seen[layer]
+        if layer in recorded:
+            last = recorded[layer]
         else:
             last += 1e-6
             places.setdefault(layer, last)
@@ -120,17 +120,17 @@ def elided(names: Iterable[str], limit: int) -> dict[str, str]:
     Returns:
         The short form of each name.
     """
-    known = list(dict.fromkeys(names))
-    start = _common_start(known) if any(cell_len(name) > limit for name in known) else ""
-    found = {
+    unique = list(dict.fromkeys(names))
+    start = _common_start(unique) if any(cell_len(name) > limit for name in unique) else ""
+    short = {
         name: _elide(_DROPPED + name.removeprefix(start) if start and name.startswith(start) else name, limit)
-        for name in known
+        for name in unique
     }
     ways = (partial(_elide, from_end=True), partial(_elide_all, from_end=True), _middle)
     for cut in (partial(way, limit=limit) for way in ways):
-        count = Counter(found.values())
-        found |= {name: cut(name) for name, text in found.items() if count[text] > 1}
-    return found
+        count = Counter(short.values())
+        short |= {name: cut(name) for name, text in short.items() if count[text] > 1}
+    return short
 
 
 def _common_start(names: Sequence[str]) -> str:

@@ -95,8 +95,8 @@ def choose_steps(recorded: Sequence[int], wanted: Iterable[int], most: int) -> l
     most = max(2, most)
     if len(recorded) <= most:
         return list(recorded)
-    known = set(recorded)
-    chosen = list(dict.fromkeys([recorded[-1], recorded[0], *(s for s in wanted if s in known)]))[:most]
+    available = set(recorded)
+    chosen = list(dict.fromkeys([recorded[-1], recorded[0], *(s for s in wanted if s in available)]))[:most]
     missing = most - len(chosen)
     even = [recorded[round((i + 1) * (len(recorded) - 1) / (missing + 1))] for i in range(missing)]
     return sorted({*chosen, *even})

@@ -73,9 +73,9 @@ def series(view: RunView, column: str) -> Series:
     frame = view.steps[["step", column, "loss_is_bad"]]
     values = frame[column].astype("float64")
     bad = frame["loss_is_bad"].astype(bool) if column == "loss" else np.isinf(values)
-    known = values.notna() | bad
+    present = values.notna() | bad
     # A non-finite loss becomes Inf, which wins every maximum; the drawing marks NaN and Inf alike.
-    worst = values.where(~bad, math.inf)[known].groupby(frame["step"][known]).max()
+    worst = values.where(~bad, math.inf)[present].groupby(frame["step"][present]).max()
     return Series(worst.index.to_numpy(dtype=np.int64), worst.to_numpy(dtype=np.float64))
 
 
@@ -88,10 +88,10 @@ def reduce(steps: npt.NDArray[np.int64], values: Floats, buckets: int = BUCKETS)
     for a, b in itertools.pairwise(edges):
         part = values[a:b]
         finite = np.flatnonzero(np.isfinite(part))
-        found = set(np.flatnonzero(~np.isfinite(part))[:1].tolist())
+        chosen = set(np.flatnonzero(~np.isfinite(part))[:1].tolist())
         if finite.size:
-            found |= {int(finite[np.argmin(part[finite])]), int(finite[np.argmax(part[finite])])}
-        kept += [int(a) + i for i in sorted(found)]
+            chosen |= {int(finite[np.argmin(part[finite])]), int(finite[np.argmax(part[finite])])}
+        kept += [int(a) + i for i in sorted(chosen)]
     return kept
 
 
@@ -103,9 +103,9 @@ def timeline(views: Sequence[RunView], findings: Iterable[Finding]) -> Timeline:
     across = _StepAxis(first, last)
     panels = []
     for column, title, log in _SERIES:
-        found = [series(v, column) for v in views]
-        if any(len(s.steps) for s in found):
-            panels.append(_panel(title, found, across, incidents, log))
+        per_view = [series(v, column) for v in views]
+        if any(len(s.steps) for s in per_view):
+            panels.append(_panel(title, per_view, across, incidents, log))
     longest = max(int(v.steps["step"].nunique()) for v in views)
     reduced = None
     if longest > 2 * BUCKETS:

@@ -38,19 +38,19 @@ def updates(view: RunView, survey: Survey) -> dict[str, Any] | None:
     histograms; a ``note``.
     """
     several = has_several_roots(survey.tensors)
-    found = []
+    recorded = []
     for t in in_order(view, survey, ("update",)):
         lost, intended, relative = survey.updates(t)
         if intended > 0 or relative.total:
-            found.append((t, lost, intended, relative))
-    if not found:
+            recorded.append((t, lost, intended, relative))
+    if not recorded:
         return None
-    most = ROWS if any(lost for _, lost, _, _ in found) else ROWS // 2
-    kept = {f[0] for f in sorted(found, key=lambda f: -(f[1] / max(f[2], 1)))[:most]}
+    most = ROWS if any(lost for _, lost, _, _ in recorded) else ROWS // 2
+    kept = {f[0] for f in sorted(recorded, key=lambda f: -(f[1] / max(f[2], 1)))[:most]}
     labels = {t: label(survey.tensors[t], several_roots=several) for t in kept}
     short = elided(labels.values(), LABEL)
     rows = []
-    for t, lost, intended, relative in found:
+    for t, lost, intended, relative in recorded:
         if t in kept:
             full, share = labels[t], lost / intended if intended else 0.0
             bar = svg.el("rect", width=svg.WIDE * share, height=svg.HIGH, class_="lostbar")
@@ -62,8 +62,8 @@ def updates(view: RunView, survey: Survey) -> dict[str, Any] | None:
                     "bar": svg.stretched(bar),
                 }
             )  # fmt: skip
-    note = f"{number(len(rows))} of {number(len(found))} parameters" + (
-        ", those that lose most" if len(found) > len(rows) else ""
+    note = f"{number(len(rows))} of {number(len(recorded))} parameters" + (
+        ", those that lose most" if len(recorded) > len(rows) else ""
     )
     return {"rows": rows, "axis": _relative_axis(), "note": note + ", over all recorded steps."}
 
@@ -117,17 +117,17 @@ class Forecast:
 
 def forecasts(view: RunView, survey: Survey) -> list[Forecast]:
     """The tensors with at most 16 binades of headroom, ordered by the step at which their trend reaches 0."""
-    found = []
+    ranked = []
     several = has_several_roots(survey.tensors)
     for t in in_order(view, survey):
         tensor, room = survey.tensors[t], headroom(survey, t)
         fmt = known_format(tensor.dtype)
         if room is None or fmt is None or fmt.bits <= SCALED_BITS or np.isnan(room).all() or np.nanmin(room) > _NEAR:
             continue
-        known = np.flatnonzero(~np.isnan(room))
-        steps = survey.edges[known].astype(float)
-        slope = _trend(steps, room[known])
-        now, last = float(room[known[-1]]), float(survey.last_step)
+        recorded = np.flatnonzero(~np.isnan(room))
+        steps = survey.edges[recorded].astype(float)
+        slope = _trend(steps, room[recorded])
+        now, last = float(room[recorded[-1]]), float(survey.last_step)
         reaches = last + now / -slope if slope is not None and slope < 0.0 else math.inf
         span = max(1.0, last - float(survey.edges[0]))
         near = reaches <= last + span
@@ -148,9 +148,9 @@ def forecasts(view: RunView, survey: Survey) -> list[Forecast]:
             full, full, kind, clean(tensor.dtype, 40), f"{number(round(now, 1))} binades", rate, outlook,
             near, drawing,
         )  # fmt: skip
-        found.append((reaches, float(np.nanmin(room)), shown))
-    found.sort(key=lambda f: (f[0], f[1]))
-    rows = [shown for _, _, shown in found[: ROWS // 2]]
+        ranked.append((reaches, float(np.nanmin(room)), shown))
+    ranked.sort(key=lambda f: (f[0], f[1]))
+    rows = [shown for _, _, shown in ranked[: ROWS // 2]]
     short = elided((row.full for row in rows), LABEL)
     return [replace(row, label=short[row.full]) for row in rows]
 

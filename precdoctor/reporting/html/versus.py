@@ -21,18 +21,18 @@ def side_by_side(ours: Survey, other: Survey) -> dict[str, Any]:
     """
     theirs = {_name(t): at for at, t in reversed(list(enumerate(other.tensors)))}
     several = has_several_roots(ours.tensors)
-    found: list[tuple[float, dict[str, Any]]] = []
+    ranked: list[tuple[float, dict[str, Any]]] = []
     for at, tensor in enumerate(ours.tensors):
         match = theirs.get(_name(tensor))
         if match is not None:
             a, b = ours.total(at), other.total(match)
             if a.amax and b.amax:
-                found.append(_pair(tensor, other.tensors[match], a, b, several))
-    found.sort(key=lambda f: -f[0])
-    note = f"{number(len(found))} of {number(len(ours.tensors))} tensors are in both runs"
-    if len(found) > ROWS:
+                ranked.append(_pair(tensor, other.tensors[match], a, b, several))
+    ranked.sort(key=lambda f: -f[0])
+    note = f"{number(len(ranked))} of {number(len(ours.tensors))} tensors are in both runs"
+    if len(ranked) > ROWS:
         note += f"; shown are the {ROWS} whose largest element differs most"
-    pairs = [pair for _, pair in found[:ROWS]]
+    pairs = [pair for _, pair in ranked[:ROWS]]
     short = elided((pair["full"] for pair in pairs), LABEL)
     return {"pairs": [pair | {"label": short[pair["full"]]} for pair in pairs], "note": note + "."}
 

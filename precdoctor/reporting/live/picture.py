@@ -186,13 +186,13 @@ class Picture:
 
     def tightest(self, count: int) -> list[Tensor]:
         """The first ``count`` tensors: those with a NaN or Inf, the earliest first, then by headroom, ascending."""
-        known = [t for t in self.tensors.values() if t.headroom is not None or t.bad_since is not None]
-        return sorted(known, key=_tightness)[:count]
+        candidates = [t for t in self.tensors.values() if t.headroom is not None or t.bad_since is not None]
+        return sorted(candidates, key=_tightness)[:count]
 
     def most_subnormal(self, count: int) -> list[Tensor]:
         """The first ``count`` tensors by share of subnormal elements, descending; tensors without any are left out."""
-        known = [t for t in self.tensors.values() if t.subnormal and t.format is not None]
-        return sorted(known, key=lambda t: (-t.subnormal_share, t.module, t.kind))[:count]
+        candidates = [t for t in self.tensors.values() if t.subnormal and t.format is not None]
+        return sorted(candidates, key=lambda t: (-t.subnormal_share, t.module, t.kind))[:count]
 
 
 def _tightness(tensor: Tensor) -> tuple[Any, ...]:

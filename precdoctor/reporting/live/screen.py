@@ -165,9 +165,9 @@ def _table(title: str, tensors: Sequence[Tensor], size: Size, *, share: bool) ->
         )
         histogram = tensor.histogram
         evidence = {"dtype": tensor.dtype, "exp_lo": histogram.lo, "exp_hist": histogram.counts}
-        drawn = RangeBar.of(evidence, bar - 1)  # the mark between subnormal and normal takes a cell
-        if drawn is not None:
-            line.append_text(drawn.text(ascii_only=size.ascii_only, ends=False))
+        range_bar = RangeBar.of(evidence, bar - 1)  # the mark between subnormal and normal takes a cell
+        if range_bar is not None:
+            line.append_text(range_bar.text(ascii_only=size.ascii_only, ends=False))
         lines.append(line)
     return lines
 
