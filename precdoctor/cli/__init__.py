@@ -1,4 +1,4 @@
-"""The command line. :func:`main` is the only place that prints an error and turns it into an exit status."""
+"""The command line. Only :func:`main` prints errors and turns them into exit statuses."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 from precdoctor.errors import INTERRUPTED, PrecdoctorError, UsageError, did_you_mean
 
-#: What a shell reports for a process that a closed pipe ended; never mistaken for a verdict.
+#: Exit status of a process killed by SIGPIPE, as shells report it; distinct from every verdict.
 BROKEN_PIPE = 141
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns the exit status; see docs/exit-codes.md."""
+    """Run one command and return the exit status; see docs/exit-codes.md."""
     _occupy_closed_streams()
     try:
         status = _run(list(sys.argv[1:] if argv is None else argv))
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except MemoryError:
         return _say("there is not enough memory for this", PrecdoctorError.exit_code)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is ours: shown whole, never as a verdict
+    except Exception as error:  # noqa: BLE001 - a defect of precdoctor: shown with its traceback, never as a verdict
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             _discard_output()
             return _say(f"the output cannot be written: {error.strerror}", PrecdoctorError.exit_code)
@@ -45,20 +45,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _discard_output() -> None:
-    """Let what is still buffered go nowhere: the interpreter flushes stdout once more."""
+    """Redirect stdout to /dev/null, because the interpreter flushes it at exit, which would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _occupy_closed_streams() -> None:
-    """Open /dev/null in place of standard streams that were closed (``>&-``), so that no file of ours becomes stdout.
+    """Open /dev/null for standard streams that were closed (``>&-``), so that no file we open becomes stdout.
 
-    A recorded command finds them closed as it would by itself: descriptors opened here are not inherited.
+    A recorded command still finds them closed, because these descriptors are not inherited.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is ``number``
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if number == 0 else "w", encoding="utf-8"))  # noqa: SIM115, PTH123
 
@@ -68,7 +68,7 @@ def _run(args: list[str]) -> int:
         raise UsageError("precdoctor runs on Linux and macOS; on Windows use it inside WSL")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a name the terminal cannot encode must not end the program
+            stream.reconfigure(errors="backslashreplace")  # a name that stdout cannot encode must not raise
     try:
         Path.cwd()
     except FileNotFoundError:
@@ -79,7 +79,7 @@ def _run(args: list[str]) -> int:
 
     if "_PRECDOCTOR_COMPLETE" in os.environ:  # the shell asks for completions
         app()
-    # typer has its own copy of click from 0.20 on; both call this base class ClickException
+    # ClickException: from 0.20 on typer has its own copy of click, so the class is found through BadParameter.
     click_exception: type[Exception] = typer.BadParameter.__mro__[2]
     try:
         with command.make_context("precdoctor", args) as context:
@@ -91,7 +91,7 @@ def _run(args: list[str]) -> int:
 
 
 def _sentence(error: Exception) -> str:
-    """What click has to say about an argument, the name that was likely meant, and where to look."""
+    """The message of a click error: with a suggestion for a misspelled option or command, and where to find help."""
     message: str = error.format_message().rstrip(".")  # type: ignore[attr-defined]
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "precdoctor"
@@ -106,5 +106,5 @@ def _sentence(error: Exception) -> str:
 def _say(message: object, status: int) -> int:
     from precdoctor.reporting.text import clean
 
-    print(f"precdoctor: {clean(message)}", file=sys.stderr)  # noqa: T201 - the one place
+    print(f"precdoctor: {clean(message)}", file=sys.stderr)  # noqa: T201 - the one place for errors
     return status

@@ -1,4 +1,4 @@
-"""The program: its commands, in the order a person meets them."""
+"""The Typer application: registers the commands, in the order in which ``--help`` lists them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _program(
 
 
 _COMMAND_LAST = {"allow_interspersed_args": False}
-#: How some commands read words that are no options of theirs.
+#: Commands with their own parsing of positional arguments.
 _PARSING: dict[str, dict[str, Any]] = {
     "record": {"cls": record.CommandAfterOptions, "context_settings": _COMMAND_LAST},
     "trial": {"cls": trial.PlanThenCommand, "context_settings": _COMMAND_LAST},
@@ -77,5 +77,5 @@ for module in (
     app.command(name, epilog=module.EXAMPLES, **_PARSING.get(name, {}))(getattr(module, name))
 app.add_typer(log.group, name="log")
 
-#: What :func:`precdoctor.cli.main` runs, made once: reading the signatures of all commands takes 30 ms.
+#: The click command that :func:`precdoctor.cli.main` runs; made once, because reading all signatures takes 30 ms.
 command = typer.main.get_command(app)

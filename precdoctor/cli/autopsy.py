@@ -14,7 +14,7 @@ import typer
 from precdoctor.cli import options
 from precdoctor.cli.common import opened, say, say_command
 from precdoctor.errors import NothingRecordedError, UsageError
-from precdoctor.runlog.layout import made_here
+from precdoctor.runlog.layout import launched_here
 from precdoctor.runlog.shell import quoted_command, quoted_path
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ Examples:
   precdoctor autopsy runs/a
   precdoctor autopsy runs/a && precdoctor diagnose runs/a"""
 
-#: No step that went wrong was seen again, the second run was another one, or no op of it made the value.
+#: Exit status if the failure did not recur, the second run differed from the first, or no traced op made the value.
 _NO_ANSWER = 3
 
 
@@ -47,25 +47,25 @@ def autopsy(
     where diagnose reads it. The command does all it does once more (it also writes its checkpoints) up to that step,
     and is ended there.
     """
-    found = opened(run)
-    command, cwd = _command(found)
+    recorded = opened(run)
+    command, cwd = _command(recorded)
     if dry_run:
-        print(_shown(command, cwd))  # noqa: T201 - what was asked for
+        print(_shell_line(command, cwd))  # noqa: T201 - what was asked for
         return 0
-    if not yes and not made_here(found.path, found.info):
-        _ask(found, _shown(command, cwd))
-    return second_run(found)
+    if not yes and not launched_here(recorded.path, recorded.info):
+        _ask(recorded, _shell_line(command, cwd))
+    return second_run(recorded)
 
 
-def _shown(command: Sequence[str], cwd: str) -> str:
+def _shell_line(command: Sequence[str], cwd: str) -> str:
     return f"cd {quoted_path(cwd)} && {quoted_command(command)}"
 
 
 def _ask(run: Run, shown: str) -> None:
-    """Have the user read a command that somebody else may have put into the log.
+    """Show the command of the log, which may come from somebody else, and ask whether to run it.
 
     Raises:
-        UsageError: they do not want it run, or there is no terminal to ask on.
+        UsageError: the user declines, or there is no terminal to ask on.
     """
     say(f"precdoctor: {run.path} was not recorded here by you, or has been moved; this would run:")
     say_command(shown)
@@ -76,15 +76,15 @@ def _ask(run: Run, shown: str) -> None:
 
 
 def second_run(run: Run, *, died: bool = True) -> int:
-    """Make the second run of ``run``, say what came of it; 0, or 3 when no op was found.
+    """Run the command of ``run`` again, traced, and report the result; return 0, or 3 if no op was found.
 
     Args:
         run: the first run.
-        died: it may have ended inside the step to be looked at.
+        died: whether the first run may have ended inside the step to trace.
 
     Raises:
-        UsageError: the command is not known, or cannot be run again.
-        NothingRecordedError: the run recorded no step, or nothing went wrong in it.
+        UsageError: the log lacks the command, or it cannot be run again.
+        NothingRecordedError: the run recorded no step, or nothing became non-finite in it.
     """
     from precdoctor.diagnosis.families.nonfinite.autopsy import agreement, plan
     from precdoctor.diagnosis.survey.view import RunView
@@ -104,10 +104,10 @@ def second_run(run: Run, *, died: bool = True) -> int:
     with _in_directory(cwd):
         launch(command, directory, options, force=True, quiet=True)
     again = RunView(open_run(directory))
-    return _told(run, again, agreement(view, again, chosen.last - 1), chosen)
+    return _report(run, again, agreement(view, again, chosen.last - 1), chosen)
 
 
-def _told(run: Run, again: RunView, agrees: Any, chosen: Plan) -> int:
+def _report(run: Run, again: RunView, agrees: Any, chosen: Plan) -> int:
     shown = os.path.relpath(run.path)
     traced = [e for e in again.events_of("incident") if e["data"].get("live")]
     if not traced:
@@ -134,7 +134,11 @@ def _told(run: Run, again: RunView, agrees: Any, chosen: Plan) -> int:
 
 
 def _command(run: Run) -> tuple[list[str], str]:
-    """The recorded command and where it ran."""
+    """The recorded command and its working directory.
+
+    Raises:
+        UsageError: the log lacks them, or the directory no longer exists.
+    """
     command, cwd = run.info.get("command"), run.info.get("cwd")
     if not isinstance(command, list) or not command or not all(isinstance(c, str) for c in command):
         raise UsageError(f"{run.path} does not name the recorded command, so it cannot be run again")
@@ -146,7 +150,7 @@ def _command(run: Run) -> tuple[list[str], str]:
 
 
 def _options(run: Run, chosen: Plan) -> Any:
-    """The recorder options of the first run, so that the second is the same; and what is to be traced."""
+    """The recorder options for the second run: those of the first run, plus the steps to trace."""
     import dataclasses
     import json
 

@@ -1,4 +1,4 @@
-"""What several commands share: finding the run, how far its reading has come, and where reports go."""
+"""Helpers of several commands: messages, settings, opening a run, progress, and writing reports."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 
 
 def say(message: str) -> None:
-    """Talk goes to stderr, so that stdout holds data only."""
+    """Print a message to stderr, so that stdout holds only results."""
     from precdoctor.reporting.text import clean
 
     print(clean(message), file=sys.stderr)  # noqa: T201 - the program talking
 
 
 def say_command(command: str) -> None:
-    """What to type next, indented, on a line of its own and whole; its words are quoted for a shell."""
+    """Print a command to type next to stderr, indented and never shortened; its words must be quoted already."""
     print(f"  {command}", file=sys.stderr)  # noqa: T201 - the program talking
 
 
 def settings_in_force(*, whole: bool = False) -> Settings:
-    """The settings of this process; what was found elsewhere, and what is not used, is named on stderr.
+    """The settings of this process. Their notes and refused files are printed to stderr.
 
     Args:
-        whole: a file that is not used is an error: a gate without its settings could pass what it should fail.
+        whole: raise an error for a refused file, because a gate without its settings could pass a run it should fail.
 
     Raises:
-        UsageError: see :class:`~precdoctor.cli.config.Settings`, and ``whole``.
+        UsageError: as :class:`~precdoctor.cli.config.Settings`; or, with ``whole``, a file is refused.
     """
     from precdoctor.cli.config import Settings
 
@@ -50,11 +50,11 @@ def settings_in_force(*, whole: bool = False) -> Settings:
 
 
 def opened(run: Path | None, engine: str | None = None) -> Run:
-    """The run at ``run``, or the newest one, which is then named on stderr; a terminal shows how reading goes on.
+    """Open a run; on a terminal, reading it shows its progress.
 
     Args:
-        run: its directory.
-        engine: as ``--engine`` takes it.
+        run: its directory; None for the newest run, which is then named on stderr.
+        engine: the value of ``--engine``.
 
     Raises:
         UsageError: there is no such engine.
@@ -67,19 +67,21 @@ def opened(run: Path | None, engine: str | None = None) -> Run:
     if run is None:
         run = newest_run()
         say(f"newest run: {run}")
-    found = open_run(run)
-    found.engine = checked_engine(engine)
+    recorded = open_run(run)
+    recorded.engine = checked_engine(engine)
     if sys.stderr.isatty():
-        found.progress = Progress(sys.stderr)
-    return found
+        recorded.progress = Progress(sys.stderr)
+    return recorded
 
 
 @contextlib.contextmanager
 def destination(file: Path | None, *, force: bool) -> Iterator[IO[str]]:
-    """Stdout, or a new file that is announced when it is complete. An empty one counts as new: CI runners make them.
+    """The stream to write to: stdout if ``file`` is None, else a new file, named on stderr when it is complete.
+
+    An empty file counts as new, because CI runners create them in advance.
 
     Raises:
-        RunExistsError: the file holds something and ``force`` is not given.
+        RunExistsError: the file is not empty and ``force`` is not given.
         UsageError: the file cannot be written.
     """
     if file is None:
@@ -97,30 +99,30 @@ def destination(file: Path | None, *, force: bool) -> Iterator[IO[str]]:
 
 
 def is_stream(file: Path) -> bool:
-    """Whether a device or a pipe is there (``/dev/null``, ``>(less)``): it is written to, and never replaced."""
+    """Return whether ``file`` is a device or a pipe (``/dev/null``, ``>(less)``), to be written to, never replaced."""
     return file.exists() and not (file.is_file() or file.is_dir())
 
 
 def rule_options(settings: Settings) -> dict[str, dict[str, Any]]:
-    """The rule options of the settings file without those of the gate's regressions, which only the gate knows."""
+    """The rule options of the settings file, without those of regressions, which a diagnosis would refuse."""
     from precdoctor.comparison.regressions import REGRESSIONS
 
     regressions = {name for r in REGRESSIONS for name in (r.code, r.name)}
     return {code: options for code, options in settings.rules.items() if code not in regressions}
 
 
-#: Seconds before the first line, and between two of them.
-_PATIENCE, _PERIOD = 1.0, 0.2
+#: Seconds before the first progress line, and between updates.
+_DELAY, _PERIOD = 1.0, 0.2
 _ERASE = "\r\x1b[2K"
 
 
 class Progress:
-    """Called with what is being done, how much of it is done, and how much there is; the line goes with the last."""
+    """A progress line on a terminal. Call it with activity, number done and total; at the total it erases the line."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
         self._clock = clock
-        self._next = clock() + _PATIENCE
+        self._next = clock() + _DELAY
         self._shown = False
 
     def __call__(self, what: str, done: int, of: int) -> None:
@@ -140,26 +142,33 @@ class Progress:
 
 
 def deliver(report: Report, shape: str, output: Path | None, also: Iterable[str], *, force: bool) -> None:
-    """Write the report in every format asked for.
+    """Write the report in every requested format.
+
+    Args:
+        report: the report.
+        shape: main output format.
+        output: file for the main format; None for stdout.
+        also: further reports, each as ``FORMAT=FILE``.
+        force: replace existing files.
 
     Raises:
-        UsageError: ``also`` is not FORMAT=FILE, the same file twice, or a file that cannot be written.
-        RunExistsError: a file is there and ``force`` is not given.
+        UsageError: an entry of ``also`` is not FORMAT=FILE, a file occurs twice, or cannot be written.
+        RunExistsError: a file exists and ``force`` is not given.
     """
     from precdoctor.reporting.outputs import WRITERS
 
-    wanted = [(shape, output), *(_parsed(entry) for entry in also)]
+    wanted = [(shape, output), *(_parsed_also(entry) for entry in also)]
     files = [file for _, file in wanted if file is not None]
     twice = next((file for file in files if files.count(file) > 1), None)
     if twice is not None:
         raise UsageError(f"two reports would be written to {twice}; give each its own file")
-    # stdout last: whoever reads it may stop reading (`| head`), and that ends us
+    # stdout last: if its reader stops (`| head`), the process ends, and the files must be complete by then
     for name, file in sorted(wanted, key=lambda w: w[1] is None):
         with destination(file, force=force) as stream:
             WRITERS[name](report, stream)
 
 
-def _parsed(entry: str) -> tuple[str, Path]:
+def _parsed_also(entry: str) -> tuple[str, Path]:
     shape, equals, file = entry.partition("=")
     if not equals or not file:
         raise UsageError(f"--also takes FORMAT=FILE, such as junit=precdoctor.xml, got {entry!r}")

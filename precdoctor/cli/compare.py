@@ -69,8 +69,8 @@ def compare(
         report = Report(by_op.diagnosis, exit_code(by_op.diagnosis, level), level, ops=by_op)
     else:
         regressions = {code: changes for code, changes in settings.rules.items() if code.upper().startswith("PD8")}
-        found = judge(*runs, renames=[_renaming(text) for text in rename or ()], options=regressions)
-        report = Report(found.diagnosis, exit_code(found.diagnosis, level), level, comparison=found)
+        comparison = judge(*runs, renames=[_renaming(text) for text in rename or ()], options=regressions)
+        report = Report(comparison.diagnosis, exit_code(comparison.diagnosis, level), level, comparison=comparison)
     deliver(report, shape, output, settings.get("compare", "also", also) or (), force=force)
     return report.exit_code
 

@@ -1,10 +1,10 @@
-"""Settings: flag, then ``PRECDOCTOR_<SECTION>_<KEY>`` in the environment, then the nearest file, then the default.
+"""Settings, by precedence: flag, ``PRECDOCTOR_<SECTION>_<KEY>`` in the environment, the nearest file, the default.
 
-The file is ``precdoctor.toml`` or, in the same directory and after it, the ``[tool.precdoctor]`` table of
-``pyproject.toml``; the nearest directory upward that has one wins whole. The search ends at the repository root or the
-home directory, and outside of both it stays in the current directory. A file that another user could have written is
-not used: it may name a command to run and files to write. ``PRECDOCTOR_RUN`` and ``PRECDOCTOR_OPTIONS`` carry a
-recording from process to process and are not settings.
+The file is ``precdoctor.toml`` or, if there is none in the same directory, ``pyproject.toml`` with a table
+``[tool.precdoctor]``. Only the file in the nearest directory upward counts; files are never merged. The search ends at
+the repository root or the home directory; outside of both, only the current directory counts. A file that another user
+could have written is refused, because it may name a command to run and files to write. ``PRECDOCTOR_RUN`` and
+``PRECDOCTOR_OPTIONS`` pass a recording on from process to process and are not settings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from precdoctor.cli import values
 from precdoctor.errors import UsageError, did_you_mean
 
-#: Every key a file or the environment may set, by section, with what reads it.
+#: Every key that a file or the environment may set, by section, with its parser.
 SETTINGS: dict[str, dict[str, values.Parser]] = {
     "record": {
         "output": values.parse_path,
@@ -81,22 +81,22 @@ SETTINGS: dict[str, dict[str, values.Parser]] = {
 }
 _PREFIX = "PRECDOCTOR_"
 _MAX_BYTES = 4 << 20
-#: Keys that run a command, change the training or write files: they are taken only from files of the user's own, not
-#: from those of root.
-_ACTS = frozenset(("on-finding", "apply", "output", "also"))
+#: Keys that run a command, change the training or write files. They count only in a file that the user owns, not in one
+#: of root.
+_TRUSTED_KEYS = frozenset(("on-finding", "apply", "output", "also"))
 
 
 class Settings:
-    """What the environment and the file say, read once and checked whole; flags are added by :meth:`get`.
+    """The settings of environment and file, read and checked once; :meth:`get` combines them with a flag.
 
     Attributes:
-        file: the settings file in force; None without one.
-        rules: options of rules as the file has them, ``{"PD201": {"option": value}}``; the diagnosis checks the names.
-        notes: sentences for stderr: a file in force outside the current directory, and keys that are not used.
-        refused: sentences for stderr: files that are not used, and why.
+        file: the settings file in use; None without one.
+        rules: options of rules as in the file, ``{"PD201": {"option": value}}``; the diagnosis checks the names.
+        notes: sentences for stderr: a file in use outside the current directory, and ignored keys.
+        refused: sentences for stderr: refused files, and why.
 
     Raises:
-        UsageError: the file cannot be read, a key is not known, a value cannot be taken.
+        UsageError: the file cannot be read, a key is unknown, or a value is invalid.
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None, start: Path | None = None) -> None:
@@ -114,23 +114,23 @@ class Settings:
         self._take_environment(os.environ if environ is None else environ)
 
     def get(self, section: str, key: str, flag: Any = None) -> Any:
-        """The value in force, or None; ``flag`` is what the command line said, None or empty for nothing."""
+        """The value of a setting: that of ``flag``, unless it is None or empty; else the setting's; None if not set."""
         if flag is None or flag in ((), []):
             return self._values.get((section, key))
         return values.read(SETTINGS[section][key], flag, f"--{key}")
 
     def chosen(self, section: str, flags: Mapping[str, Any]) -> dict[str, Any]:
-        """The keys of ``flags`` that somebody set, ready to be passed on: ``{"first_step": 100}``."""
-        found = {key: self.get(section, key, flag) for key, flag in flags.items()}
-        return {key.replace("-", "_"): value for key, value in found.items() if value is not None}
+        """The values of those keys of ``flags`` that are set, as keyword arguments: ``{"first_step": 100}``."""
+        values_in_force = {key: self.get(section, key, flag) for key, flag in flags.items()}
+        return {key.replace("-", "_"): value for key, value in values_in_force.items() if value is not None}
 
     def _nearest(self, here: Path) -> tuple[Path | None, Mapping[str, Any]]:
-        """The file in force and its table."""
-        for directory in _searched(here):
+        """``(file, its table)`` of the nearest trusted settings file; ``(None, {})`` if none. Fills ``refused``."""
+        for directory in _search_path(here):
             for file in (directory / "precdoctor.toml", directory / "pyproject.toml"):
                 if not file.is_file():
                     continue
-                why = _why_not_trusted(file)
+                why = _reason_for_distrust(file)
                 if why is None:
                     table = _load(file) if file.name == "precdoctor.toml" else _table(file)
                     if table is not None:
@@ -155,11 +155,11 @@ class Settings:
                 if key not in SETTINGS[section]:
                     near = did_you_mean(key, SETTINGS[section])
                     raise UsageError(f"{file}: no key {written!r} in [{_title(file, section)}]{near}")
-                if foreign and key in _ACTS:
+                if foreign and key in _TRUSTED_KEYS:
                     self.notes.append(f"{file}: {written} is not used, because the file is not yours; give --{key}")
                     continue
                 self._values[section, key] = values.read(SETTINGS[section][key], value, f"{file}: {written}")
-                if SETTINGS[section][key] is values.parse_path:  # paths in a file are meant from where the file lies
+                if SETTINGS[section][key] is values.parse_path:  # relative to the directory of the file
                     self._values[section, key] = file.parent / self._values[section, key]
                 elif key == "baseline":
                     self._values[section, key] = tuple(file.parent / path for path in self._values[section, key])
@@ -185,19 +185,19 @@ def _title(file: Path, section: str) -> str:
     return section if file.name == "precdoctor.toml" else f"tool.precdoctor.{section}"
 
 
-def _searched(here: Path) -> Iterator[Path]:
-    """The directories whose files count, nearest first: up to the repository root or the home directory."""
+def _search_path(here: Path) -> Iterator[Path]:
+    """The directories to search, nearest first, up to the repository root or the home directory."""
     above = (here, *here.parents)
     home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home() raises for users without one
     ends = [n for n, directory in enumerate(above) if directory == home or (directory / ".git").exists()]
     yield from above[: ends[0] + 1 if ends else 1]
 
 
-def _why_not_trusted(file: Path) -> str | None:
-    """Why somebody else may have written a file; None for one of the user's or of root's in a directory of theirs.
+def _reason_for_distrust(file: Path) -> str | None:
+    """Why another user could have written a file; None if it and its directory belong to this user or to root.
 
-    A directory or file that its group can write to counts unless it is the user's own primary group: many systems give
-    every user one, and a umask to match.
+    Write permission of the group is a reason, unless it is the user's primary group: many systems give every user a
+    group of their own, and a umask that permits it.
     """
     user = os.geteuid()
     for path, what in (
@@ -224,7 +224,7 @@ def _mentions_us(file: Path) -> bool:
 
 
 def _table(project: Path) -> Mapping[str, Any] | None:
-    """``[tool.precdoctor]`` of a pyproject.toml; None without one."""
+    """The table ``[tool.precdoctor]`` of a pyproject.toml; None if it has none."""
     tool = _load(project).get("tool", {})
     if not isinstance(tool, dict) or "precdoctor" not in tool:
         return None

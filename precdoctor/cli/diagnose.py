@@ -67,19 +67,19 @@ def diagnose(
 
 
 def _write_prescription(view: RunView, diagnosis: Diagnosis, file: Path, *, force: bool) -> None:
-    """What to change, and what to type to have it tried."""
+    """Write the prescriptions to ``file``, and print the command that applies them."""
     from precdoctor.diagnosis.prescriptions.file import dumps
     from precdoctor.diagnosis.prescriptions.prescribed import prescribe
 
-    found = prescribe(view, diagnosis)
-    ready = [p for p in found if p.apply]
+    prescriptions = prescribe(view, diagnosis)
+    ready = [p for p in prescriptions if p.apply]
     with destination(file, force=force) as stream:
-        stream.write(dumps(found, view.run.origin))
+        stream.write(dumps(prescriptions, view.run.origin))
     if ready:
-        say(f"{len(ready)} of {len(found)} prescriptions can be applied without an edit; next, type:")
+        say(f"{len(ready)} of {len(prescriptions)} prescriptions can be applied without an edit; next, type:")
         say_command(f"precdoctor record --apply {quoted_path(file)} -- {_command_of(view)}")
-    elif found:
-        say(f"none of the {len(found)} prescriptions can be applied without an edit of the script")
+    elif prescriptions:
+        say(f"none of the {len(prescriptions)} prescriptions can be applied without an edit of the script")
 
 
 def _command_of(view: RunView) -> str:

@@ -35,12 +35,12 @@ def explain(
     if code is None:
         print_rules(registry.FAMILIES, console)
         return 0
-    known: list[Rule | Regression | Indicator] = [*registry.RULES, *REGRESSIONS, *DIFFERENCES, *INDICATORS]
-    found = registry.find(code, known)
-    if isinstance(found, Regression):
-        print_regression(found, console)
-    elif isinstance(found, Indicator):
-        print_indicator(found, console)
+    entries: list[Rule | Regression | Indicator] = [*registry.RULES, *REGRESSIONS, *DIFFERENCES, *INDICATORS]
+    entry = registry.find(code, entries)
+    if isinstance(entry, Regression):
+        print_regression(entry, console)
+    elif isinstance(entry, Indicator):
+        print_indicator(entry, console)
     else:
-        print_page(found, console)
+        print_page(entry, console)
     return 0

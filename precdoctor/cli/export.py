@@ -1,4 +1,4 @@
-"""``precdoctor export``: a run for other tools."""
+"""``precdoctor export``: write a run for other tools."""
 
 from __future__ import annotations
 
@@ -51,23 +51,23 @@ def export(
     for each in kind or ():
         if each not in KINDS:
             raise UsageError(f"--kind: there are no {each!r} tensors{did_you_mean(each, KINDS)}")
-    found = opened(run)
-    folder = Path(f"{found.path.resolve().name}-{target}") if output is None else output
-    _make(folder, force=force)
+    recorded = opened(run)
+    folder = Path(f"{recorded.path.resolve().name}-{target}") if output is None else output
+    _make_folder(folder, force=force)
     try:
-        files = _exporter(target)(found, folder, Choice(tuple(kind or ()), tuple(module or ())))
+        files = _exporter(target)(recorded, folder, Choice(tuple(kind or ()), tuple(module or ())))
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror or error}; name another with -o DIR") from None
     finally:
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
     if not files:
-        raise UsageError(f"{found.path} holds nothing to export yet")
-    say(f"Wrote {folder}{_next(target, folder, files)}")
+        raise UsageError(f"{recorded.path} holds nothing to export yet")
+    say(f"Wrote {folder}{_hint(target, folder, files)}")
     return 0
 
 
-def _make(folder: Path, *, force: bool) -> None:
+def _make_folder(folder: Path, *, force: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; name a directory with -o DIR")
     if folder.is_dir() and any(folder.iterdir()) and not force:
@@ -81,7 +81,7 @@ def _make(folder: Path, *, force: bool) -> None:
 
 
 def _exporter(target: str) -> Callable[..., list[Path]]:
-    """Loaded when asked for: two of them need packages that not everybody has."""
+    """The export function of a target, imported on use, because two of them need optional packages."""
     from importlib import import_module
 
     home = {"csv": "tables", "parquet": "tables"}.get(target, target)
@@ -89,8 +89,8 @@ def _exporter(target: str) -> Callable[..., list[Path]]:
     return function  # type: ignore[no-any-return]
 
 
-def _next(target: str, folder: Path, files: list[Path]) -> str:
-    """What to type to look at it."""
+def _hint(target: str, folder: Path, files: list[Path]) -> str:
+    """The end of the final message: the command that shows the export, or the names of its files."""
     if target == "tensorboard":
         return f"; next, type: tensorboard --logdir {folder}"
     if target == "wandb":

@@ -66,10 +66,10 @@ def formats(
 
 
 def _number(text: str) -> float | None:
-    """A decimal or hexadecimal number or a power such as ``2^-24``, NaN and Inf included; None for what is none.
+    """Parse a decimal or hexadecimal number, a power such as ``2^-24``, NaN or Inf; None if ``text`` is no number.
 
     Raises:
-        UsageError: it is beyond the largest number of FP64, in which all this is computed.
+        UsageError: the number is beyond the largest of FP64.
     """
     try:
         base, power, exponent = text.partition("^")
@@ -107,7 +107,7 @@ def _document(what: str | None, value: float | None) -> dict[str, Any]:
 
 
 def _described(fmt: Format | BlockFormat, *, codes: bool = False) -> dict[str, Any]:
-    """Fields and derived numbers of a format, and the value of every code if there are at most 256."""
+    """A format as JSON values: fields and derived numbers; with ``codes`` the value of every code, if at most 256."""
     from precdoctor.diagnosis.claims.finding import jsonable
     from precdoctor.numerics.blocks import BlockFormat
     from precdoctor.numerics.casting import decode

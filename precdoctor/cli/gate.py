@@ -77,14 +77,14 @@ def gate(
     from precdoctor.reporting.outputs import Report
 
     settings = settings_in_force(whole=True)
-    found = [opened(run, engine) for run in runs]
-    # writing a baseline asks whether the runs are healthy, and an older baseline has no say in that
+    recorded = [opened(run, engine) for run in runs]
+    # --write-baseline asks whether the runs are healthy, so they are not compared with an older baseline
     bases = () if write_baseline is not None else settings.get("gate", "baseline", baseline) or ()
     shape = settings.get("gate", "output-format", output_format) or "full"
     flags = {"select": select, "ignore": ignore, "fail-on": fail_on, "aggregate": aggregate}
-    report = _judged(found, bases, settings, flags, settings.get("gate", "fail-if", fail_if) or (), allow)
+    report = _gate_report(recorded, bases, settings, flags, settings.get("gate", "fail-if", fail_if) or (), allow)
     if write_baseline is not None and report.exit_code == 0:
-        _write(found, write_baseline, force=force)
+        _write(recorded, write_baseline, force=force)
         return 0
     if write_baseline is not None:
         say(f"{write_baseline} is not written: only runs that pass the gate can be a baseline")
@@ -93,7 +93,7 @@ def gate(
     return report.exit_code
 
 
-def _judged(
+def _gate_report(
     runs: Sequence[Run],
     bases: Sequence[Path],
     settings: Settings,
@@ -119,7 +119,11 @@ def _judged(
 
 
 def _baseline(bases: Sequence[Path], engine: str | None) -> Baseline | list[Run] | None:
-    """A file, or runs to learn from."""
+    """The baseline of a file, or the runs to learn it from; None without ``bases``.
+
+    Raises:
+        UsageError: a file among several paths, or a file that does not exist.
+    """
     from precdoctor.comparison.baseline_file import read_baseline
 
     files = [base for base in bases if base.is_file()]

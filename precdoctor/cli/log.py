@@ -1,4 +1,4 @@
-"""``precdoctor log``: care for a run directory."""
+"""``precdoctor log``: check a run directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands take, with the help they show."""
+"""Arguments and options that several commands share, with their help texts."""
 
 from __future__ import annotations
 

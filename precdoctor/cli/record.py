@@ -27,14 +27,14 @@ Examples:
 
 
 class CommandAfterOptions(TyperCommand):
-    """As Python itself: what follows ``-m MODULE`` belongs to the module."""
+    """Parses ``-m MODULE`` as Python does: all words after it are arguments of the module."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         at, module = self.end_of_options(args, 0)
         return super().parse_args(ctx, [*args[:at], "--", *args[at:]] if module else args)
 
     def end_of_options(self, args: list[str], at: int) -> tuple[int, bool]:
-        """Where options that begin at ``at`` end, and whether the last one is ``-m``."""
+        """``(end, module)``: the index after the options that begin at ``at``, and whether the last one is ``-m``."""
         flags = {name for p in self.params if getattr(p, "is_flag", False) for name in (*p.opts, *p.secondary_opts)}
         while at < len(args) and args[at].startswith("-") and args[at] != "--":
             if args[at] in ("-m", "--module"):
@@ -188,13 +188,13 @@ def record(
     }
     redact = bool(settings.get("record", "redact-names", redact_names))
     changes, applied = _changes(settings.get("record", "apply", apply), redact=redact)
-    # ``--halt-on PD2,PD301`` as well as the flag twice
+    # both ``--halt-on PD2,PD301`` and a repeated flag
     halting = [name for text in halt_on or () for name in parse_list(text)] or settings.get("record", "halt-on") or ()
     healthy = settings.get("record", "reference", reference)
     online = _online(settings, halting, settings.get("record", "on-finding", on_finding), healthy, redact=redact)
     options = RecordOptions(**settings.chosen("record", flags), apply=changes, may_halt=bool(halting))
     arguments = list(command or [])
-    if module is None and arguments[:1] == ["-m"]:  # behind the dashes it means the same
+    if module is None and arguments[:1] == ["-m"]:  # ``-- -m MODULE`` means the same
         if len(arguments) == 1:
             raise UsageError("-m needs the name of a module, as in: precdoctor record -m project.train")
         module, arguments = arguments[1], arguments[2:]
@@ -211,7 +211,7 @@ def record(
 
 
 def _with_autopsy(command: list[str], directory: Path | None, start: Callable[[Path], int]) -> int:
-    """Record, and when something became non-finite make a second, traced run; the first run's status."""
+    """Record; if something became non-finite, make a second, traced run. Return the exit status of the first run."""
     from precdoctor.cli.autopsy import second_run
     from precdoctor.cli.common import say
     from precdoctor.errors import PrecdoctorError
@@ -222,7 +222,7 @@ def _with_autopsy(command: list[str], directory: Path | None, start: Callable[[P
     status = start(place)
     try:
         second_run(open_run(place), died=status != 0)
-    except PrecdoctorError as error:  # the run itself is recorded, and its status is what counts
+    except PrecdoctorError as error:  # the first run is recorded, so its status is returned
         say(f"precdoctor: no autopsy: {error}")
     return status
 
@@ -230,7 +230,11 @@ def _with_autopsy(command: list[str], directory: Path | None, start: Callable[[P
 def _online(
     settings: Settings, halt_on: Sequence[str], command: str | None, reference: Path | None, *, redact: bool
 ) -> Online | None:
-    """What looks at the run while it goes on; nothing of it is loaded when nobody asked."""
+    """The rules to run during the recording, for --halt-on and --on-finding; None if neither is given.
+
+    Raises:
+        UsageError: --reference without either of them, or an unknown rule.
+    """
     if not halt_on and command is None:
         if reference is not None:
             raise UsageError("--reference is for the rules that run meanwhile; add --halt-on CODES or --on-finding CMD")
@@ -258,7 +262,7 @@ def _online(
 
 
 def _changes(file: Path | None, *, redact: bool) -> tuple[tuple[dict[str, Any], ...], dict[str, Any] | None]:
-    """What to change, and what run.json is to say of it."""
+    """``(changes, statement of them for run.json)`` of a prescription file; ``((), None)`` without a file."""
     if file is None:
         return (), None
     from precdoctor.diagnosis.prescriptions.file import chosen_changes, load, statement

@@ -1,4 +1,4 @@
-"""``precdoctor report``: one HTML file to look at and to send."""
+"""``precdoctor report``: write a run's report as one HTML file."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ def report(
     from precdoctor.runlog import open_run
 
     options = rule_options(settings_in_force())
-    found = opened(run, engine)
-    page = render(found, None if against is None else open_run(against), options=options)
+    recorded = opened(run, engine)
+    page = render(recorded, None if against is None else open_run(against), options=options)
     if output is not None and str(output) == "-":
         sys.stdout.write(page)
         return 0
-    file = Path(f"{found.path.resolve().name}.html") if output is None else output
+    file = Path(f"{recorded.path.resolve().name}.html") if output is None else output
     write(page, file, force=force)
     say(f"Wrote {file} ({len(page.encode()) / 1000:,.0f} kB)")
     return 0
 
 
 def write(page: str, file: Path, *, force: bool) -> None:
-    """The page into ``file``, whole or not at all. A link stays, and the file that it leads to is replaced.
+    """Write the page to ``file`` atomically. If ``file`` is a link, its target is replaced.
 
     Raises:
-        RunExistsError: something that is not a report is there and ``force`` is not given.
+        RunExistsError: ``file`` exists, is not a report, and ``force`` is not given.
         UsageError: the file cannot be written.
     """
     import os
@@ -92,7 +92,7 @@ def write(page: str, file: Path, *, force: bool) -> None:
 
 
 def is_report(file: Path) -> bool:
-    """Whether the file is one that `precdoctor report` wrote."""
+    """Return whether `precdoctor report` wrote the file."""
     from precdoctor.reporting.html.page import MARK
 
     with file.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""``precdoctor shadow``: is it precision, or my code?"""
+"""``precdoctor shadow``: train with a comparison to FP32 on some steps."""
 
 from __future__ import annotations
 
@@ -70,19 +70,19 @@ def shadow(
     words = command_line(list(command or []), module)
     place = settings.get("shadow", "output", output) or default_run_directory(words)
     status = launch(words, place.absolute(), options, force=force, quiet=True)
-    _tell(place.absolute(), settings, shape, count)
+    _print_report(place.absolute(), settings, shape, count)
     return status
 
 
-def _tell(place: Path, settings: Settings, shape: str, worst: int) -> None:
-    """The report on stdout; the command's status stands whatever becomes of it."""
+def _print_report(place: Path, settings: Settings, shape: str, worst: int) -> None:
+    """Print the report to stdout. A failure is only a message, because the exit status is the command's."""
     import os
 
     from precdoctor.runlog import open_run
     from precdoctor.runlog.layout import rank_directories
 
     if not place.is_dir() or not rank_directories(place):
-        return  # why nothing was recorded was said
+        return  # the recorder has already reported why nothing was recorded
     try:
         run = open_run(place)
         _report(run, settings, shape, worst)
@@ -105,14 +105,14 @@ def _report(run: Run, settings: Settings, shape: str, worst: int) -> None:
 
     limits = limits_of(resolve_options(rule_options(settings))[RULE.code])
     view = view_of(run)
-    found, facts = shadowed(view), describe(view)
+    comparison, facts = shadowed(view), describe(view)
     if shape == "json":
         from precdoctor.reporting.json_report import dumps
 
-        sys.stdout.write(dumps(shadow_view.document(found, facts, limits)))
+        sys.stdout.write(dumps(shadow_view.document(comparison, facts, limits)))
     elif shape == "markdown":
-        sys.stdout.write(shadow_view.markdown(found, facts, limits, worst=worst))
+        sys.stdout.write(shadow_view.markdown(comparison, facts, limits, worst=worst))
     elif shape == "concise":
-        shadow_view.print_concise(found, make_console(), limits)
+        shadow_view.print_concise(comparison, make_console(), limits)
     else:
-        shadow_view.print_full(found, facts, make_console(), limits, worst=worst)
+        shadow_view.print_full(comparison, facts, make_console(), limits, worst=worst)

@@ -1,4 +1,4 @@
-"""``precdoctor show``: what is in a run."""
+"""``precdoctor show``: summarise the content of a run."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ def show(
     from precdoctor.reporting.show_view import print_dtypes, print_scans, print_summary
     from precdoctor.reporting.summary import summarise
 
-    found: Any
-    written: Any
+    content: Any
+    print_content: Any
     if dtypes:
-        found, written = op_dtypes(RunView(recorded)), print_dtypes
-        document = {"ops": jsonable(found)}
+        content, print_content = op_dtypes(RunView(recorded)), print_dtypes
+        document = {"ops": jsonable(content)}
     elif scans:
-        found, written = scans_of(RunView(recorded)), print_scans
-        document = {"scans": jsonable(found)}
+        content, print_content = scans_of(RunView(recorded)), print_scans
+        document = {"scans": jsonable(content)}
     else:
-        found, written = summarise(recorded, top=count), print_summary
-        document = jsonable(found)
+        content, print_content = summarise(recorded, top=count), print_summary
+        document = jsonable(content)
     with destination(None, force=False) as stream:
         if shape == "json":
             stream.write(dumps({"schema_version": 1, **document}))
         else:
-            written(found, make_console(stream))
+            print_content(content, make_console(stream))
     return 0

@@ -1,4 +1,4 @@
-"""``precdoctor trial``: a precision plan, tried on a short run beside the run as it is."""
+"""``precdoctor trial``: try a precision plan on a short run, and compare it with the unchanged run."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Examples:
   precdoctor trial plan.toml -- python train.py --lr 3e-4
   precdoctor trial plan.toml --steps 200 -o trials/fp8 -m project.train"""
 
-#: The two runs in the output directory, and the report beside them.
+#: Names in the output directory: the two runs, and the report.
 ORIGINAL, PLANNED, REPORT = "original", "planned", "trial.json"
-#: Steps that the casts are counted on.
+#: Largest ``--steps``.
 _MOST_STEPS = 1000
 
 
 class PlanThenCommand(CommandAfterOptions):
-    """The plan may come before the options or after them; the command comes last."""
+    """Accepts the plan before or after the options; the command comes last."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         args = list(args)
@@ -91,14 +91,20 @@ def trial(
     statuses = _run_both(words, tried, plan, place, count, force=force)
     if INTERRUPTED in statuses:
         return INTERRUPTED
-    found = _judged(tried, place, statuses, share, rules)
-    return _report(*found, place, shape, listed)
+    judged = _judged_trial(tried, place, statuses, share, rules)
+    return _report(*judged, place, shape, listed)
 
 
 def _run_both(
     words: Sequence[str], plan: PlanFile, file: Path, place: Path, steps: int, *, force: bool
 ) -> tuple[int, int]:
-    """The run with the plan first: where it cannot be applied, there is nothing to compare."""
+    """Record the run with the plan, then the unchanged run; return ``(status of the unchanged run, of the other)``.
+
+    The plan comes first, because there is nothing to compare if it cannot be applied.
+
+    Raises:
+        UsageError: the plan cannot be applied.
+    """
     from precdoctor.comparison.trial import not_applied
     from precdoctor.diagnosis.engine import view_of
     from precdoctor.diagnosis.prescriptions.file import statement
@@ -121,10 +127,14 @@ def _run_both(
     return original, planned
 
 
-def _judged(
+def _judged_trial(
     plan: PlanFile, place: Path, statuses: tuple[int, int], share: float, rules: RuleOptions
 ) -> tuple[Trial, dict[str, Any]]:
-    """The trial, and what its two runs say of themselves."""
+    """``(trial, descriptions of its two runs)``.
+
+    Raises:
+        NothingRecordedError: the unchanged run failed.
+    """
     from precdoctor.comparison.trial import judge_trial
     from precdoctor.diagnosis.engine import describe, view_of
     from precdoctor.errors import NothingRecordedError
@@ -141,7 +151,7 @@ def _judged(
 
 
 def _report(found: Trial, runs: dict[str, Any], place: Path, shape: str, worst: int) -> int:
-    """The report on stdout and as ``trial.json`` beside the runs; the exit code."""
+    """Print the report, write it to ``trial.json`` beside the runs, and return the exit status."""
     import os
     import sys
 

@@ -1,4 +1,4 @@
-"""From the text of a flag, an environment variable or a setting to a value; bad ones raise ValueError with a reason."""
+"""Parsers for values of flags, environment variables and settings; they raise ValueError with a reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from precdoctor.errors import UsageError, did_you_mean
 
 Parser = Callable[[Any], Any]
 
-#: What reports come in; `precdoctor.reporting.outputs` writes them, and loads what help should not wait for.
+#: The formats of reports. `precdoctor.reporting.outputs` writes them, but is too slow to import for ``--help``.
 OUTPUT_FORMATS = ("full", "concise", "json", "markdown", "junit", "github", "gitlab", "sarif")
 
 _UNITS = {
@@ -23,10 +23,10 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
 def read(parser: Parser, raw: Any, origin: str) -> Any:
-    """The value of ``raw``, a setting or flag called ``origin``.
+    """Parse ``raw``, the value of the setting or flag ``origin``.
 
     Raises:
-        UsageError: the parser refuses it.
+        UsageError: the value is invalid; the message begins with ``origin``.
     """
     try:
         return parser(raw)
@@ -35,7 +35,7 @@ def read(parser: Parser, raw: Any, origin: str) -> Any:
 
 
 def parse_size(raw: Any) -> int:
-    """``256MiB``, ``1.5 GB`` or a plain number of bytes."""
+    """A size in bytes above 0: ``256MiB``, ``1.5 GB`` or a plain number of bytes."""
     match = _SIZE.fullmatch(str(raw))
     unit = match and next((u for u in _UNITS if u.lower() == match[2].lower()), None)
     if isinstance(raw, bool) or match is None or unit is None:
@@ -47,7 +47,7 @@ def parse_size(raw: Any) -> int:
 
 
 def parse_steps(raw: Any) -> tuple[int | None, int | None]:
-    """A half-open range ``A:B``; either end may be left out."""
+    """A half-open range ``A:B`` of steps; None for an end that is left out."""
     match = re.fullmatch(r"\s*(\d*)\s*:\s*(\d*)\s*", str(raw))
     if match is None:
         raise ValueError(f"{raw!r} is not a step range; write A:B, A included and B not, such as 100:200 or 500:")
@@ -73,7 +73,7 @@ def parse_period(raw: Any) -> int:
 
 
 def parse_step_list(raw: Any) -> tuple[int, ...]:
-    """Step numbers with commas, or a list of them."""
+    """Step numbers, separated by commas or in a list; ascending, without duplicates."""
     parts = raw if isinstance(raw, list) else str(raw).split(",")
     if not parts or isinstance(raw, bool) or not all(re.fullmatch(r"\s*\d+\s*", str(part)) for part in parts):
         raise ValueError(f"{raw!r} names no steps; write their numbers with commas, such as 0,100,1000")
@@ -94,7 +94,7 @@ def parse_scans(raw: Any) -> int:
 
 
 def parse_every(raw: Any) -> int:
-    """A power of two."""
+    """A power of two, at least 1."""
     count = parse_count(raw)
     if count < 1 or count & (count - 1):
         raise ValueError(f"{raw!r} is not a power of two; take one of 1, 2, 4, 8, 16 ...")
@@ -102,7 +102,7 @@ def parse_every(raw: Any) -> int:
 
 
 def parse_percentage(raw: Any) -> float:
-    """``1%`` or ``0.5 %``, as a fraction."""
+    """``1%`` or ``0.5 %`` as a fraction, above 0 and at most 1."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", str(raw))
     fraction = float(match[1]) / 100 if match else 0.0
     if not 0 < fraction <= 1:
@@ -111,7 +111,7 @@ def parse_percentage(raw: Any) -> float:
 
 
 def parse_ranks(raw: Any) -> tuple[int, ...] | None:
-    """``all`` (None), one rank, or several with commas."""
+    """Ranks: ``all`` (gives None), one number, or several separated by commas or in a list."""
     if raw == "all":
         return None
     parts = raw if isinstance(raw, list) else str(raw).split(",")
@@ -121,7 +121,7 @@ def parse_ranks(raw: Any) -> tuple[int, ...] | None:
 
 
 def parse_switch(raw: Any) -> bool:
-    """True or false, in TOML's spelling or a shell's."""
+    """True or false: ``true``, ``1``, ``yes``, ``on``, or ``false``, ``0``, ``no``, ``off``."""
     known = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
     try:
         return known[str(raw).strip().lower()]
@@ -130,7 +130,7 @@ def parse_switch(raw: Any) -> bool:
 
 
 def parse_list(raw: Any) -> tuple[str, ...]:
-    """One string with commas, or a list of strings."""
+    """A list of strings, or one string separated by commas; empty strings are dropped."""
     parts = raw.split(",") if isinstance(raw, str) else raw
     if not isinstance(parts, (list, tuple)) or not all(isinstance(p, str) for p in parts):
         raise ValueError(f'{raw!r} is not a list of strings, such as ["blocks.*", "head"]')
@@ -145,7 +145,7 @@ def parse_path(raw: Any) -> Path:
 
 
 def parse_text(raw: Any) -> str:
-    """Any text that is not empty."""
+    """Text that is not blank."""
     if not isinstance(raw, str) or not raw.strip():
         raise ValueError(f"{raw!r} is not a command")
     return raw
@@ -157,7 +157,7 @@ def parse_paths(raw: Any) -> tuple[Path, ...]:
 
 
 def choice(*options: str) -> Parser:
-    """A parser that takes one of ``options``."""
+    """A parser that accepts exactly ``options``."""
 
     def parse(raw: Any) -> str:
         if raw in options:

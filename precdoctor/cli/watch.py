@@ -1,4 +1,4 @@
-"""``precdoctor watch``: a run on the terminal while it trains."""
+"""``precdoctor watch``: show a run on the terminal while it trains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from precdoctor.cli.common import opened, say, say_command
 from precdoctor.errors import UsageError
 from precdoctor.runlog.shell import quoted_path
 
-#: Seconds between two looks, on a terminal and into a pipe.
+#: Default interval in seconds, on a terminal and into a pipe.
 _LIVE, _PIPED = 1.0, 10.0
 
 EXAMPLES = """\b
@@ -46,7 +46,7 @@ def watch(
     console = make_console(sys.stdout)
     try:
         if live and not console.is_dumb_terminal:
-            console.file = sys.stdout  # a screen is overwritten with blanks, which our own stream would cut off
+            console.file = sys.stdout  # the filter of make_console drops the blanks that overwrite a screen
             with key_presses() as keys:
                 show_live(watcher, check, console, keys, seconds)
             say(f"watched {path}: {watcher.phase.value}; next, type:")
@@ -59,10 +59,10 @@ def watch(
 
 
 def parse_interval(raw: str) -> float:
-    """Seconds, from a tenth to a day.
+    """Parse the seconds of ``--interval``, from 0.1 to a day.
 
     Raises:
-        UsageError: anything else.
+        UsageError: ``raw`` is no such number.
     """
     try:
         seconds = float(raw)

@@ -1,4 +1,4 @@
-"""``precdoctor whatif``: what a run's tensors would become in another number format."""
+"""``precdoctor whatif``: predict a run's tensors in another number format."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def whatif(
     if replayed.mode is not None:
         given = {"--scaling": scaling, "--scale": scale, "--scale-rule": scale_rule, "--loss-scale": loss_scale}
         _refuse({**given, "--plan": plan, "--horizon": horizon}, f"{replayed.mode} is a question of its own")
-        return _answered(run, output, partial(write_replay, asked=replayed, shape=shape, worst=count), force=force)
+        return _answer(run, output, partial(write_replay, asked=replayed, shape=shape, worst=count), force=force)
     from precdoctor.diagnosis.offline.whatif.forecast import Question
     from precdoctor.diagnosis.offline.whatif.recipe import SCALINGS, ask
     from precdoctor.diagnosis.offline.whatif.target import Target
@@ -133,25 +133,24 @@ def whatif(
         raise UsageError(f"--scaling {scaling!r} is not one of {', '.join(SCALINGS)}{did_you_mean(scaling, SCALINGS)}")
     target = Target(*limits)
     if state is not None:
-        _refuse({"--kind": kind, "--plan": plan}, "--state NAME asks about the states of the optimizer alone")
         given = {"--format": number_format, "--loss-scale": loss_scale, "--horizon": horizon}
-        _refuse(given, "--state NAME asks about the states of the optimizer alone")
+        _refuse({"--kind": kind, "--plan": plan, **given}, "--state NAME asks about the states of the optimizer alone")
         recipe = ask(state, scaling=scaling, scale=scales[0], rule=rule)
         states = partial(_write_states, recipe=recipe, asked=(module, span), shape=shape, worst=count)
-        return _answered(run, output, states, force=force)
+        return _answer(run, output, states, force=force)
     if plan:
         given = {"--format": number_format, "--scaling": scaling, "--scale": scale, "--scale-rule": scale_rule}
         _refuse({**given, "--loss-scale": loss_scale, "--kind": kind}, "a plan chooses formats and scalings itself")
         planned = partial(_write_plan, target=target, asked=(module, span, goal), shape=shape)
-        return _answered(run, output, planned, force=force)
+        return _answer(run, output, planned, force=force)
     _refuse({"--horizon": horizon}, "only a plan extrapolates; add --plan")
     recipe = ask(number_format or "e4m3", scaling=scaling, scale=scales[0], loss_scale=scales[1], rule=rule)
     asked = Question(recipe, target, _kinds(kind), module, span)
-    return _answered(run, output, partial(_write, asked=asked, shape=shape, worst=count), force=force)
+    return _answer(run, output, partial(_write, asked=asked, shape=shape, worst=count), force=force)
 
 
-def _answered(run: Path | None, output: Path | None, write: Callable[..., None], *, force: bool) -> int:
-    """Have ``write`` answer from a run, which is opened first, on a stream."""
+def _answer(run: Path | None, output: Path | None, write: Callable[..., None], *, force: bool) -> int:
+    """Open the run, then the output, and call ``write`` with both; return 0."""
     recorded = opened(run)
     with destination(output, force=force) as stream:
         write(recorded, stream=stream)
@@ -229,9 +228,9 @@ def _write_plan(
         from precdoctor.diagnosis.offline.whatif.inference_plan import make_inference_plan
 
         _refuse({"--horizon": horizon is not None}, "nothing trains in this run, so no amax has a trend")
-        found = make_inference_plan(run, target, module=module, steps=steps)
-        document = plan_view.inference_document(_with(found, remark), facts)
-        show = partial(plan_view.print_inference_plan, found, facts, remark=remark)
+        inference_plan = make_inference_plan(run, target, module=module, steps=steps)
+        document = plan_view.inference_document(_with(inference_plan, remark), facts)
+        show = partial(plan_view.print_inference_plan, inference_plan, facts, remark=remark)
     if shape == "json":
         stream.write(dumps(document))
     elif shape == "toml":
@@ -245,7 +244,11 @@ def _with(plan: PlanT, remark: str | None) -> PlanT:
 
 
 def _shape(asked: str | None, output: Path | None, *, plan: bool) -> str:
-    """The output format: of a plan that goes to a file, what the file's name says, or TOML."""
+    """The output format; for a plan to a file without ``--output-format``: JSON for ``.json``, else TOML.
+
+    Raises:
+        ValueError: an unknown format.
+    """
     if asked is not None:
         return str(choice("full", "json", "toml")(asked) if plan else choice(*_SHAPES)(asked))
     if plan and output is not None:
@@ -254,10 +257,10 @@ def _shape(asked: str | None, output: Path | None, *, plan: bool) -> str:
 
 
 def _refuse(flags: Mapping[str, Any], why: str) -> None:
-    """Flags that would be ignored are a mistake.
+    """Refuse flags that would have no effect; ``why`` is the reason for the message.
 
     Raises:
-        UsageError: one of them was given.
+        UsageError: a flag has a value.
     """
     for flag, value in flags.items():
         if value:
@@ -274,7 +277,11 @@ def _kinds(chosen: list[str] | None) -> tuple[str, ...] | None:
 
 
 def _multiplier(option: str, raw: str | None) -> float | None:
-    """``64``, ``0.5``, ``2^13``, ``2**13``; what is not finite and positive is refused where the recipe is made."""
+    """Parse a scale: ``64``, ``0.5``, ``2^13``, ``2**13``. The recipe refuses values that are not finite and positive.
+
+    Raises:
+        ValueError: not a number, or out of range.
+    """
     if raw is None:
         return None
     power = re.fullmatch(r"\s*2(?:\^|\*\*)\s*([+-]?\d+)\s*", raw)
@@ -285,7 +292,7 @@ def _multiplier(option: str, raw: str | None) -> float | None:
 
 
 def _share(option: str, raw: str) -> float:
-    """``0.5%`` or ``0.005``."""
+    """Parse a share between 0 and 1: ``0.5%`` or ``0.005``."""
     try:
         share = float(raw.removesuffix("%")) / (100.0 if raw.endswith("%") else 1.0)
     except ValueError:

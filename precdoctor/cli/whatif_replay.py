@@ -17,20 +17,21 @@ if TYPE_CHECKING:
     from precdoctor.diagnosis.survey.view import RunView
     from precdoctor.runlog import Run
 
-#: The answer as JSON, and how it is shown; both are given what describes the run, the second a console as well.
-_Told = tuple[Callable[[Mapping[str, Any]], dict[str, Any]], Callable[[Mapping[str, Any], "Console"], None]]
+#: Functions that make the JSON document of an answer, and print it; both get the description of the run, the second
+#: also a console.
+_Answer = tuple[Callable[[Mapping[str, Any]], dict[str, Any]], Callable[[Mapping[str, Any], "Console"], None]]
 
 
 @dataclass(frozen=True)
 class ReplayQuestion:
-    """What is asked; exactly one of the first three is given.
+    """The flags of a replay; it is none if the first three are all None.
 
     Attributes:
-        loss_scaler, recipe, accumulator: as on the command line.
-        number_format: as on the command line; None for the mode's own default.
-        kinds: None for the mode's own.
-        module: a glob.
-        steps: half-open range.
+        loss_scaler, recipe, accumulator: as on the command line; at most one is given.
+        number_format: as on the command line; None for the default of the mode.
+        kinds: kinds of tensors; None for those of the mode.
+        module: a glob over FQNs; None for all modules.
+        steps: half-open range; None for an open end.
     """
 
     loss_scaler: str | None
@@ -43,10 +44,10 @@ class ReplayQuestion:
 
     @property
     def mode(self) -> str | None:
-        """The flag that was given; None without one.
+        """The flag of the replay; None if no replay is asked for.
 
         Raises:
-            UsageError: more than one, or one that does not go with the rest.
+            UsageError: several replays, or a flag that the replay does not take.
         """
         modes = {"--loss-scaler": self.loss_scaler, "--recipe": self.recipe, "--accumulator": self.accumulator}
         given = [flag for flag, value in modes.items() if value is not None]
@@ -60,14 +61,14 @@ class ReplayQuestion:
             "--module": self.module is not None,
             "--steps": self.steps != (None, None),
         }
-        taken = {"--loss-scaler": {"--format"}, "--accumulator": {"--module"}}.get(given[0], set(rest))
+        accepted = {"--loss-scaler": {"--format"}, "--accumulator": {"--module"}}.get(given[0], set(rest))
         for flag, used in rest.items():
-            if used and flag not in taken:
+            if used and flag not in accepted:
                 raise UsageError(f"{flag} does not go with {given[0]}: {_REASONS[given[0]]}")
         return given[0]
 
     def wants(self, module: str) -> bool:
-        """Whether a module is asked about."""
+        """Return whether ``module`` matches the glob."""
         return self.module is None or fnmatchcase(module, self.module)
 
 
@@ -78,11 +79,11 @@ _REASONS = {
 
 
 def write_replay(run: Run, asked: ReplayQuestion, shape: str, worst: int, stream: IO[str]) -> None:
-    """Answers on ``stream``: ``full`` or ``json``.
+    """Replay the log, and write the answer to ``stream``, as ``full`` or ``json``.
 
     Raises:
-        UsageError: a question that makes no sense, or another output format.
-        RunUnreadableError: nothing was recorded that could answer it, or it cannot be true.
+        UsageError: invalid flags, or another output format.
+        RunUnreadableError: the log lacks the rows for this replay, or is damaged.
     """
     from precdoctor.diagnosis.engine import describe
     from precdoctor.diagnosis.survey.view import RunView
@@ -105,7 +106,7 @@ def write_replay(run: Run, asked: ReplayQuestion, shape: str, worst: int, stream
         show(facts, make_console(stream))
 
 
-def _loss_scaler(view: RunView, asked: ReplayQuestion, _worst: int) -> _Told:
+def _loss_scaler(view: RunView, asked: ReplayQuestion, _worst: int) -> _Answer:
     from precdoctor.diagnosis.offline.replay.loss_scale import replay_loss_scale, used_policy
     from precdoctor.diagnosis.offline.replay.specs import parse_policy
     from precdoctor.numerics.names import find_element_format
@@ -120,7 +121,7 @@ def _loss_scaler(view: RunView, asked: ReplayQuestion, _worst: int) -> _Told:
     return document, partial(replay_view.print_loss_scale, answer)
 
 
-def _recipe(view: RunView, asked: ReplayQuestion, worst: int) -> _Told:
+def _recipe(view: RunView, asked: ReplayQuestion, worst: int) -> _Answer:
     from precdoctor.diagnosis.offline.replay.blocks import replay_blocks
     from precdoctor.diagnosis.offline.replay.fp8 import CANDIDATES, KINDS, best_delayed, replay_recipes
     from precdoctor.diagnosis.offline.replay.specs import parse_operand_format, parse_recipe
@@ -146,7 +147,7 @@ def _recipe(view: RunView, asked: ReplayQuestion, worst: int) -> _Told:
     return document, partial(replay_view.print_recipe, replays, best, worst=worst)
 
 
-def _accumulator(view: RunView, asked: ReplayQuestion, worst: int) -> _Told:
+def _accumulator(view: RunView, asked: ReplayQuestion, worst: int) -> _Answer:
     from precdoctor.diagnosis.offline.replay.accumulator import replay_accumulator
     from precdoctor.diagnosis.offline.replay.specs import parse_accumulator
     from precdoctor.reporting import replay_view, whatif_report

@@ -1,1 +1,1 @@
-"""Two runs side by side: pairing, regressions, the gate for CI."""
+"""Compares runs: pairing of tensors, regressions, trials of a changed recipe, and the gate for CI."""

@@ -1,4 +1,4 @@
-"""What a team accepts for now: findings with a reason, and until when."""
+"""The allow-list of a gate: findings and failures that a team accepts, each with a reason and a last day."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ _KEYS = ("code", "module", "reason", "until")
 
 @dataclass(frozen=True)
 class Allowance:
-    """One accepted finding.
+    """An entry of the allow-list.
 
     Attributes:
-        code: of a rule or a regression.
-        module: a glob over FQNs; ``*`` also takes what is not about one module.
-        until: the last day on which it holds.
+        code: code of a rule or a regression.
+        module: a glob over FQNs; ``*`` also matches findings that are not about one module.
+        reason: why it is accepted.
+        until: the last day on which the entry is valid.
     """
 
     code: str
@@ -36,12 +37,12 @@ class Allowance:
     until: dt.date
 
     def takes(self, code: str, module: str, today: dt.date) -> bool:
-        """Whether it accepts a finding of ``code`` in ``module``."""
+        """Return whether this entry accepts a finding of ``code`` in ``module`` today."""
         return code == self.code and today <= self.until and fnmatchcase(module, self.module)
 
     @property
     def words(self) -> str:
-        """``norms in BF16, see #12 (until 2026-12-31)``."""
+        """Reason and last day: ``norms in BF16, see #12 (until 2026-12-31)``."""
         return f"{self.reason} (until {self.until.isoformat()})"
 
 
@@ -49,10 +50,11 @@ def read_allowances(file: Path, known: Sequence[Any]) -> tuple[Allowance, ...]:
     """The ``[[allow]]`` tables of a TOML file.
 
     Args:
-        known: rules and regressions that can be named.
+        file: the allow-list.
+        known: the rules and regressions whose codes it may use.
 
     Raises:
-        UsageError: the file cannot be read, or an entry lacks something; the message says which.
+        UsageError: the file cannot be read, or an entry is invalid; the message names the entry and the key.
     """
     try:
         table = read_toml(file, _MAX_BYTES)
@@ -88,37 +90,37 @@ def _entry(where: str, entry: Any, known: Sequence[Any]) -> Allowance:
 def accept_lines(
     lines: Sequence[Line], allowances: Sequence[Allowance], today: dt.date, used: set[Allowance]
 ) -> list[Line]:
-    """The lines, with failures that are allowed turned into information; ``used`` collects what was needed."""
+    """The lines, allowed failures reduced to information; ``used`` collects the allowances applied."""
     return [
-        line if line.passed or (found := _first(allowances, line.code, line.module, today, used)) is None
-        else line.accept(found.words)
+        line if line.passed or (allowance := _first_match(allowances, line.code, line.module, today, used)) is None
+        else line.accept(allowance.words)
         for line in lines
     ]  # fmt: skip
 
 
 def accept_finding(finding: Finding, allowances: Sequence[Allowance], today: dt.date, used: set[Allowance]) -> Finding:
-    """The finding, as information where it is allowed."""
-    found = _first(allowances, finding.code, finding.location.module or "", today, used)
-    return finding if found is None else demoted(finding, "allowed", found.words)
+    """The finding; reduced to information if it is allowed. ``used`` collects the allowance applied."""
+    allowance = _first_match(allowances, finding.code, finding.location.module or "", today, used)
+    return finding if allowance is None else as_information(finding, "allowed", allowance.words)
 
 
-def demoted(finding: Finding, key: str, reason: str) -> Finding:
-    """The finding as information, with the reason among its evidence and at the end of its message."""
+def as_information(finding: Finding, key: str, reason: str) -> Finding:
+    """The finding with severity information, and ``reason`` in its evidence (under ``key``) and in its message."""
     message = f"{finding.message} {key.capitalize()}: {reason}."
     return replace(finding, severity=Severity.INFO, message=message, evidence={**finding.evidence, key: reason})
 
 
-def _first(
+def _first_match(
     allowances: Sequence[Allowance], code: str, module: str, today: dt.date, used: set[Allowance]
 ) -> Allowance | None:
-    found = next((a for a in allowances if a.takes(code, module, today)), None)
-    if found is not None:
-        used.add(found)
-    return found
+    allowance = next((a for a in allowances if a.takes(code, module, today)), None)
+    if allowance is not None:
+        used.add(allowance)
+    return allowance
 
 
 def expired_lines(allowances: Sequence[Allowance], today: dt.date) -> list[Line]:
-    """A failed line for every entry past its date, whether or not anything would have needed it."""
+    """A failed line for every expired entry, whether or not it would have accepted anything."""
     return [
         Line(
             CHECK,
@@ -137,6 +139,6 @@ def expired_lines(allowances: Sequence[Allowance], today: dt.date) -> list[Line]
 
 
 def unused_notes(allowances: Sequence[Allowance], today: dt.date, used: set[Allowance]) -> list[str]:
-    """Entries that nothing needed: they can go."""
+    """A remark for each valid entry that accepted nothing and can be removed."""
     idle = [a for a in allowances if a not in used and today <= a.until]
     return [f"the allow-list's {a.code} in {a.module} ({a.reason}) accepted nothing; remove it" for a in idle]

@@ -1,4 +1,4 @@
-"""What healthy repeats of a training look like: per tensor and metric a centre and a run-to-run spread."""
+"""Learns a baseline from healthy repeats of a training: for each tensor and metric a centre and a run-to-run spread."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import IncomparableRunsError
 from precdoctor.runlog.reader import Run
 
-#: Repeats whose first step is kept tensor by tensor, for runs from the same seed.
+#: Most repeats whose first step is kept tensor by tensor, for the comparison with runs from the same seed.
 MAX_STARTS = 3
-#: What stands for a spread that nobody measured (one healthy run), beside rounding: by unit, and by metric where the
-#: data alone make more of it, as in the gradient of an embedding.
+#: Assumed spread if there is only one healthy run, added to that of rounding; by unit of the metric. The metric "zeros"
+#: has its own, because other data alone change it more, as in the gradient of an embedding.
 _UNMEASURED = {"fraction": 0.0025, "binades": 0.25, "zeros": 0.05}
-#: Spreads of the run's own figures when there is one healthy run: relative to the loss, and a share of steps.
+#: Assumed spreads of the run's figures if there is only one healthy run: a share of the loss, and a share of steps.
 _UNMEASURED_LOSS, _UNMEASURED_SKIPPED = 0.0125, 0.025
-#: Tensors of a kind that say what is typical of it.
-_KIN = 8
+#: Fewest tensors of a kind from which the typical spread of that kind is taken.
+_FEWEST_TENSORS = 8
 _UNITS = {metric.name: metric.unit for metric in METRICS}
 HIDDEN = "<hidden>"
-#: Parts of an option's name that say its value is nobody's business.
+#: Parts of an option's name that mark its value as a secret.
 _SECRET = frozenset(["auth", "credential", "credentials", "key", "passwd", "password", "pat", "secret", "token"])
 _NAME = re.compile(r"-{0,2}([A-Za-z][\w.-]*)")
 
 
 @dataclass(frozen=True)
 class Learned:
-    """One figure over the healthy repeats: the median, and one robust standard deviation."""
+    """One figure over the healthy repeats: median, and spread as one robust standard deviation."""
 
     center: float
     spread: float
@@ -52,13 +52,13 @@ class Learned:
 
 @dataclass(frozen=True)
 class Expected:
-    """One tensor in the healthy repeats.
+    """The expected values of one tensor, from the healthy repeats.
 
     Attributes:
-        order: its place in the execution order of a step; None when the log does not know.
-        badness: the kinds of non-finite values that healthy repeats have there, such as an attention mask's.
+        order: place in the execution order of a step; None if the log does not have it.
+        badness: the kinds of non-finite values that occur in healthy repeats, such as -inf of an attention mask.
         metrics: by the names of :data:`~precdoctor.comparison.summary.METRICS`.
-        starts: its first step in each of the baseline's distinct starts; None where it had no finite element.
+        starts: the tensor on the first step, for each distinct start; None if it had no finite element there.
     """
 
     dtype: str
@@ -72,16 +72,17 @@ class Expected:
 
 @dataclass(frozen=True)
 class Baseline:
-    """Healthy repeats, ready to hold runs against.
+    """The expected values of a training, learned from healthy repeats.
 
     Attributes:
-        source: the file or the runs, as reports call it.
-        repeats: how many runs it was learned from.
+        source: name for reports: the file, or the runs.
+        repeats: number of runs from which it was learned.
         steps: all steps of the repeats.
-        sampled: those the tensors were compared on.
-        loss: over the last quarter of the steps, in nats; None without a finite loss.
-        skipped: the share of steps a loss scaler skipped.
-        bad_losses: steps with a non-finite loss in any repeat.
+        sampled: the steps on which tensors are compared.
+        tensors: the expected values of each tensor.
+        loss: median loss over the last quarter of the steps; None if no repeat has a finite loss there.
+        skipped: share of the steps that a loss scaler skipped.
+        bad_losses: steps with a non-finite loss in any repeat; empty for a baseline from a file.
         provenance: versions, device, command, runs, model.
     """
 
@@ -97,7 +98,7 @@ class Baseline:
 
 
 def learn_alike(views: Sequence[RunView], sampled: Sequence[int], source: str) -> Baseline:
-    """:func:`learn` over all steps of repeats that have the same ones.
+    """:func:`learn` over all steps, after checking that the repeats have the same steps.
 
     Raises:
         IncomparableRunsError: the repeats have different steps.
@@ -111,24 +112,31 @@ def learn_alike(views: Sequence[RunView], sampled: Sequence[int], source: str) -
 
 
 def learn(views: Sequence[RunView], steps: Sequence[int], sampled: Sequence[int], source: str) -> Baseline:
-    """The baseline of ``views``, healthy repeats of one training, over ``steps``, of which ``sampled`` in each."""
+    """Learn a baseline from healthy repeats of one training.
+
+    Args:
+        views: the repeats.
+        steps: the steps to cover.
+        sampled: the steps on which to summarise tensors; every repeat must have sampled them.
+        source: name for reports.
+    """
     tables = [summaries(view, sampled) for view in views]
-    found = [v for v in (typical_loss(view, loss_window(steps)) for view in views) if v is not None]
+    losses = [v for v in (typical_loss(view, loss_window(steps)) for view in views) if v is not None]
     return Baseline(
         source=source,
         repeats=len(views),
         steps=tuple(steps),
         sampled=tuple(sampled),
         tensors=learn_tensors(tables),
-        loss=_learned_run(found, _UNMEASURED_LOSS * abs(median(found))) if found else None,
-        skipped=_learned_run([skipped_share(view, steps) for view in views], _UNMEASURED_SKIPPED),
+        loss=_learned_figure(losses, _UNMEASURED_LOSS * abs(median(losses))) if losses else None,
+        skipped=_learned_figure([skipped_share(view, steps) for view in views], _UNMEASURED_SKIPPED),
         bad_losses=frozenset(step for view in views for step in bad_losses(view, steps)),
         provenance=provenance(views),
     )
 
 
 def learn_tensors(tables: Sequence[Mapping[Key, Summary]]) -> dict[Key, Expected]:
-    """Per tensor what to expect; tensors that not every repeat has are not expected of the next one."""
+    """The expected values of each tensor that every repeat has, from the summaries of the repeats."""
     keys = [key for key in tables[0] if all(key in table for table in tables[1:])]
     values = {key: [metrics_of(table[key], key[2]) for table in tables] for key in keys}
     own = {
@@ -167,11 +175,11 @@ def _unmeasured(name: str) -> float:
 
 
 def least_spread(unit: str, summary: Summary, center: float) -> float:
-    """What rounding and chance alone make of a figure: no measured spread counts as smaller.
+    """The smallest spread to assume for a figure: that of rounding and chance alone.
 
-    In binades, four unit roundoffs of the dtype (the first limit of a relative L2 error), and the standard deviation of
-    log2 of the RMS of independent Gaussian elements, ``1 / (ln 2 sqrt(2 n))``; as a fraction, the standard deviation of
-    a count of independent elements, and one element.
+    In binades: four unit roundoffs of the dtype (the limit of a relative L2 error, see :mod:`.rounding`), plus the
+    standard deviation of log2 of the RMS of ``n`` independent Gaussian elements, ``1 / (ln 2 sqrt(2 n))``. As a
+    fraction: the standard deviation of a count of independent elements, plus one element.
     """
     elements = max(1, summary.numel_per_step)
     if unit == "binades":
@@ -181,31 +189,31 @@ def least_spread(unit: str, summary: Summary, center: float) -> float:
 
 
 def spread_of_zero(name: str, shape: Sequence[int], repeats: int) -> float:
-    """The spread of a share that was zero in every repeat: one element, and what one run leaves open."""
+    """The spread of a share that was zero in every repeat: one element, plus the assumed spread if there is one run."""
     return 1.0 / max(1, math.prod(shape)) + (_unmeasured(name) if repeats < 2 else 0.0)
 
 
 def _typical(own: Mapping[tuple[Key, str], float]) -> dict[tuple[str, str], float]:
-    """Per kind of tensor and metric the median spread; of all kinds where one has too few tensors to tell."""
+    """Median spread by ``(kind of tensor, metric)``; over all kinds if a kind has too few tensors."""
     groups: dict[tuple[str, str], list[float]] = {}
     every: dict[str, list[float]] = {}
     for (key, name), spread in own.items():
         groups.setdefault((key[2], name), []).append(spread)
         every.setdefault(name, []).append(spread)
     return {
-        (kind, name): median(spreads if len(spreads) >= _KIN else every[name])
+        (kind, name): median(spreads if len(spreads) >= _FEWEST_TENSORS else every[name])
         for (kind, name), spreads in groups.items()
     }
 
 
-def _learned_run(values: Sequence[float], unmeasured: float) -> Learned:
-    """A figure of the run; a few repeats may agree by chance, so half of what is assumed of one run stays."""
+def _learned_figure(values: Sequence[float], unmeasured: float) -> Learned:
+    """A figure of the whole run. Few repeats may agree by chance, so half of the assumed spread is the minimum."""
     spread = robust_spread(values) if len(values) > 1 else 0.0
     return Learned(median(values), max(spread, unmeasured if len(values) < 2 else 0.5 * unmeasured))
 
 
 def _distinct_starts(tables: Sequence[Mapping[Key, Summary]], keys: Iterable[Key]) -> list[int]:
-    """The repeats that began from different weights or data, the first few of them."""
+    """Indices of the first ``MAX_STARTS`` repeats that began from different weights or data."""
     chosen: list[int] = []
     marks = [key for key in keys if key[2] in ("weight", "batch", "input")]
     seen = set()
@@ -218,7 +226,7 @@ def _distinct_starts(tables: Sequence[Mapping[Key, Summary]], keys: Iterable[Key
 
 
 def provenance(views: Sequence[RunView]) -> dict[str, Any]:
-    """Where a baseline came from: enough to judge whether it still applies, and to make it again."""
+    """The origin of a baseline: enough to judge whether it still applies, and to record it again."""
     facts, info = views[0].any_facts, views[0].run.info
     device = facts.get("device") or {}
     options = info.get("options") or {}
@@ -234,7 +242,7 @@ def provenance(views: Sequence[RunView]) -> dict[str, Any]:
 
 
 def roots_of(view: RunView) -> dict[str, str]:
-    """Per model of a run its size in words."""
+    """The size of each root of a run, in words."""
     return {
         str(root.get("name")): f"{len(root.get('modules') or ())} modules, {_parameters(root):,} parameters"
         for root in view.any_facts.get("roots") or ()
@@ -260,7 +268,7 @@ def learn_from(runs: Sequence[Run]) -> Baseline:
 
 
 def without_secrets(command: Iterable[str]) -> list[str]:
-    """``--api-key abc`` and ``HF_TOKEN=abc`` with ``<hidden>`` for ``abc``; numbers (``--max-token 512``) stay."""
+    """Replace ``abc`` in ``--api-key abc`` and ``HF_TOKEN=abc`` by ``<hidden>``; numbers (``--max-token 512``) stay."""
     out: list[str] = []
     hide = False
     for word in command:
@@ -275,8 +283,8 @@ def without_secrets(command: Iterable[str]) -> list[str]:
 
 
 def _is_secret(name: str) -> bool:
-    found = _NAME.fullmatch(name)
-    return found is not None and not _SECRET.isdisjoint(re.split(r"[._-]", found[1].lower()))
+    match = _NAME.fullmatch(name)
+    return match is not None and not _SECRET.isdisjoint(re.split(r"[._-]", match[1].lower()))
 
 
 def _is_number(value: str) -> bool:

@@ -1,4 +1,4 @@
-"""A baseline as a small TOML file that a person can review and a diff can show: a line per tensor, sorted."""
+"""Writes and reads a baseline as a TOML file with a sorted line per tensor, which a person can review as a diff."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.errors import CorruptRunError, NewerSchemaError, UsageError
 from precdoctor.runlog.toml import read_toml
 
-#: Raised whenever the meaning of a key changes.
+#: Incremented whenever the meaning of a key changes.
 SCHEMA_VERSION = 1
 #: A larger file is no baseline; 10 MB hold some 50 000 tensors.
 _MAX_BYTES = 64 << 20
@@ -33,7 +33,7 @@ _HEAD = """\
 
 
 def text_of(baseline: Baseline) -> str:
-    """The file's content, the same for the same baseline."""
+    """The content of the file; deterministic, so that equal baselines give no diff."""
     return "\n".join(_lines(baseline)) + "\n"
 
 
@@ -60,7 +60,7 @@ def _lines(baseline: Baseline) -> Iterator[str]:
 
 
 def _starts(baseline: Baseline) -> Iterator[str]:
-    """The first step of each distinct start, for runs from the same seed."""
+    """The lines on the first step of each distinct start, for the comparison with runs from the same seed."""
     count = max((len(e.starts) for e in baseline.tensors.values()), default=0)
     if not count:
         return
@@ -77,7 +77,7 @@ def _starts(baseline: Baseline) -> Iterator[str]:
 
 
 def _silent(name: str, expected: Expected, repeats: int) -> bool:
-    """Whether a share was zero in every repeat, which needs no line: reading puts it back."""
+    """Return whether a metric is a share that was zero in every repeat. It is left out, and restored on reading."""
     learned = expected.metrics[name]
     if name not in SHARES:
         return False
@@ -90,13 +90,13 @@ def _tensor(expected: Expected, repeats: int) -> str:
     entries += [f"shape = {_value(list(expected.shape))}"]
     entries += [f"order = {expected.order}"] if expected.order is not None else []
     entries += [f"nonfinite = {_value(sorted(expected.badness))}"] if expected.badness else []
-    told = [name for name in _NAMES if name in expected.metrics and not _silent(name, expected, repeats)]
-    entries += [f"{name} = {_pair(expected.metrics[name])}" for name in told]
+    written = [name for name in _NAMES if name in expected.metrics and not _silent(name, expected, repeats)]
+    entries += [f"{name} = {_pair(expected.metrics[name])}" for name in written]
     return f"{{ {', '.join(entries)} }}"
 
 
 def _pair(learned: Learned) -> str:
-    """Centre and spread; digits beyond a hundredth of the spread say nothing."""
+    """``[centre, spread]``, the centre rounded to about a hundredth of the spread."""
     return f"[{_rounded(learned.center, learned.spread)}, {learned.spread:.2g}]"
 
 
@@ -122,7 +122,7 @@ def _ranges(steps: Sequence[int]) -> list[list[int]]:
 
 
 def _value(value: Any) -> str:
-    """TOML for what provenance holds; JSON's strings are basic strings of TOML."""
+    """A value as TOML: tables, lists, numbers; everything else as a string."""
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{_key(str(k))} = {_value(v)}" for k, v in value.items()) + " }"
     if isinstance(value, (list, tuple)):
@@ -133,7 +133,7 @@ def _value(value: Any) -> str:
 
 
 def _text(value: str) -> str:
-    """A basic string in ASCII: what is above U+FFFF as one escape, lone surrogates as a question mark."""
+    r"""A basic string of TOML in ASCII: other characters as ``\u`` or ``\U`` escapes, lone surrogates as ``?``."""
     escaped = "".join(_escaped(c) for c in value)
     return f'"{escaped}"'
 
@@ -155,7 +155,7 @@ def _key(name: str) -> str:
 
 
 def _tensor_name(key: Key) -> str:
-    """Module, kind, name and call: ``blocks.0.attn output``; JSON where one has a space or is a sign of ours."""
+    """Module, kind, name and call: ``blocks.0.attn output``; a JSON list if a name has a space or is ``.`` or ``-``."""
     _, module, kind, name, call = key
     if any(re.search(r"\s", word) or word in _SIGNS for word in (module, kind, name)) or module.startswith("["):
         return json.dumps([module, kind, name, call])
@@ -175,12 +175,12 @@ def _parsed_name(root: str, text: str) -> Key:
 
 
 def read_baseline(file: Path) -> Baseline:
-    """A baseline from its file.
+    """Read a baseline from its file.
 
     Raises:
-        UsageError: it cannot be read, or is no baseline.
+        UsageError: the file cannot be read, or is no baseline.
         NewerSchemaError: a newer precdoctor wrote it.
-        CorruptRunError: an entry cannot be what a baseline holds.
+        CorruptRunError: a value is missing or invalid.
     """
     table = _loaded(file)
     version = table.get("schema_version")
@@ -237,12 +237,12 @@ def _expected(entry: Mapping[str, Any], kind: str, repeats: int, starts: Sequenc
 
 
 def _metrics(entry: Mapping[str, Any], kind: str, repeats: int) -> dict[str, Learned]:
-    found = {name: _learned(entry[name]) for name in _NAMES if name in entry}
+    metrics = {name: _learned(entry[name]) for name in _NAMES if name in entry}
     shape = [int(n) for n in entry["shape"]]
     for name in shares_of(kind):
-        if name not in found:
-            found[name] = Learned(0.0, spread_of_zero(name, shape, repeats))
-    return found
+        if name not in metrics:
+            metrics[name] = Learned(0.0, spread_of_zero(name, shape, repeats))
+    return metrics
 
 
 def _learned(pair: Sequence[Any]) -> Learned:
@@ -265,7 +265,11 @@ def _positive(value: Any) -> int:
 
 
 def _expanded(ranges: Sequence[Sequence[int]]) -> Iterator[int]:
-    """Steps of :func:`_ranges`; a lying file cannot ask for more than a long training has."""
+    """The steps of :func:`_ranges`.
+
+    Raises:
+        ValueError: a range has more steps than a long training, or begins below 0.
+    """
     for first, end, stride in ranges:
         span = range(first, end, stride)
         if len(span) > _MOST_STEPS or first < 0:

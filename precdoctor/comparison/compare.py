@@ -1,4 +1,4 @@
-"""Two runs held against each other: where they part, what moved, and what got worse."""
+"""Compares two runs, for ``compare A B``: the first difference in bits, the drift of each tensor, and regressions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from precdoctor.comparison.divergence import BitComparison, Divergence, compare_bits
 from precdoctor.comparison.drift import Drift, drifts
-from precdoctor.comparison.gate import outcome_of, told_of_all
+from precdoctor.comparison.gate import outcome_of, reported_by_code
 from precdoctor.comparison.lines import Line, findings_of, location_of
 from precdoctor.comparison.pairing import Pairing, pair, subject
 from precdoctor.comparison.predictions import Applied, applied_to
@@ -24,29 +24,31 @@ from precdoctor.errors import IncomparableRunsError
 from precdoctor.runlog import open_run
 from precdoctor.runlog.reader import Run
 
-#: Above this difference of losses, in nats, two trainings are no longer the same for practical purposes.
+#: Largest difference of losses, in nats, at which two trainings count as the same for practical purposes.
 LOSS_GAP = 0.01
 FIRST_DIFFERENCE = ("PD810", "first-difference")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What ``compare A B`` found; B is held against A.
+    """The result of ``compare A B``; A is the reference.
 
     Attributes:
         a, b: the runs' paths.
-        common_steps, sampled_steps: steps both have, and those with full statistics in both.
-        paired: tensors both have; only_a, only_b: those of one alone.
+        common_steps, sampled_steps: the steps of both runs, and those that both sampled.
+        paired: number of tensors that both runs have.
+        only_a, only_b: the tensors of one run alone.
         renamed: modules of B with another name in A, as ``(name in B, name in A)``.
-        bits: the fingerprints.
-        loss_a, loss_b: at the last common step.
-        loss_differs_at: the first step at which the losses differ at all, in their bits.
-        loss_gap_at: the first step from which on they stay more than :data:`LOSS_GAP` apart.
-        drifts: every paired tensor, those that moved most first.
-        lines: what the regressions of the gate say of B against A.
-        notes: worth knowing, one sentence each.
-        applied: where B was recorded with ``--apply``: what was changed, and whether the predictions came true.
-        diagnosis: the findings (PD8xx) in the shape of every report.
+        bits: the comparison of fingerprints.
+        loss_a, loss_b: the losses at the last common step.
+        loss_differs_at: the first step at which the losses differ at all; None if there is none.
+        loss_gap_at: the step since which the losses have been more than :data:`LOSS_GAP` apart; None if they end
+            closer.
+        drifts: the drift of every paired tensor, largest first.
+        lines: the comparisons of the regressions (PD8xx), B against A.
+        notes: remarks, one sentence each.
+        applied: if B was recorded with ``--apply``: the changes, and whether the predictions came true.
+        diagnosis: the findings (PD8xx), in the form that every report takes.
     """
 
     a: str
@@ -70,7 +72,7 @@ class Comparison:
 
     @property
     def first_to_move(self) -> tuple[Drift, ...]:
-        """Tensors that moved and stayed away, the earliest first, in execution order within a step."""
+        """Tensors that moved (see :attr:`Drift.moved_at`), the earliest first, in execution order within a step."""
         moved = [(d.moved_at, math.inf if d.order is None else d.order, d) for d in self.drifts]
         return tuple(d for at, _, d in sorted((m for m in moved if m[0] is not None), key=lambda m: (m[0], m[1])))
 
@@ -82,17 +84,17 @@ def compare(
     renames: Sequence[tuple[str, str]] = (),
     options: RuleOptions | None = None,
 ) -> Comparison:
-    """Hold run ``b`` against run ``a``.
+    """Compare run ``b`` with run ``a``, the reference.
 
     Args:
         a, b: open runs, or the paths of their directories.
         renames: ``(prefix in a, prefix in b)`` of module names that changed.
-        options: per regression (PD8xx) the thresholds to change.
+        options: changed thresholds, by regression (PD8xx).
 
     Raises:
         RunNotFoundError, RunUnreadableError: as :func:`precdoctor.open_run`.
         NothingRecordedError: a run holds no training step.
-        IncomparableRunsError: the runs have nothing in common: another model, or other steps.
+        IncomparableRunsError: the runs have different models, or no steps in common.
         UsageError: an unknown regression or option.
     """
     settings = resolve_options(options or {}, REGRESSIONS)
@@ -102,9 +104,9 @@ def compare(
     if isinstance(pairing, str):
         raise IncomparableRunsError(f"{b.path} cannot be compared with {a.path}: {pairing}")
     bits = compare_bits(first, second, pairing.sampled, pairing.names)
-    moved = drifts(first, second, pairing.sampled, pairing.names)
+    all_drifts = drifts(first, second, pairing.sampled, pairing.names)
     regressions = [r for r in REGRESSIONS if not r.of_gate]
-    lines = told_of_all([x for r in regressions for x in r.compare(r, pairing, settings[r.code])], regressions)
+    lines = reported_by_code([x for r in regressions for x in r.compare(r, pairing, settings[r.code])], regressions)
     where = f"{plural(len(pairing.found), 'tensor')} on {plural(len(pairing.sampled), 'common step')}"
     outcomes = [outcome_of(r.code, r.name, lines[r.code], where) for r in regressions]
     flat = [line for group in lines.values() for line in group]
@@ -124,7 +126,7 @@ def compare(
         loss_b=last[1] if last else None,
         loss_differs_at=next((s for s, y, x in pairing.losses if not _same(x, y)), None),
         loss_gap_at=_gap(pairing),
-        drifts=tuple(moved),
+        drifts=tuple(all_drifts),
         lines=tuple(flat),
         notes=tuple(_notes(first, second)),
         diagnosis=_diagnosis(first, second, findings, [*outcomes, _bits_outcome(bits)]),
@@ -141,7 +143,7 @@ def _same(x: float, y: float) -> bool:
 
 
 def _gap(pairing: Pairing) -> int | None:
-    """The step from which on the losses stay apart: a single noisy step in between does not count."""
+    """The step since which the losses have stayed more than ``LOSS_GAP`` apart; None if they end closer."""
     since = None
     for step, y, x in pairing.losses:
         apart = not (math.isnan(x) and math.isnan(y)) and not abs(y - x) <= LOSS_GAP
@@ -164,7 +166,7 @@ def _first_difference(first: Divergence | None) -> list[Finding]:
         "amax": {"from": first.amax[0], "to": first.amax[1]},
     }
     title = f"the runs part at step {first.step}: {tensor}"
-    return [Finding(code, name, Severity.INFO, 1.0, title, first.told, location, evidence=evidence)]
+    return [Finding(code, name, Severity.INFO, 1.0, title, first.sentence, location, evidence=evidence)]
 
 
 def _bits_outcome(bits: BitComparison) -> RuleOutcome:
@@ -192,7 +194,7 @@ def _diagnosis(a: RunView, b: RunView, findings: Sequence[Finding], outcomes: Se
 
 
 def _notes(a: RunView, b: RunView) -> list[str]:
-    """Whether a failure comes again at the same step: a run and its restart."""
+    """Remarks on the two runs: different step numbers, where each becomes non-finite, gaps in a log, how each ended."""
     first, second = _first_bad(a), _first_bad(b)
     notes = list(_numbered_apart(a, b))
     if first is not None and second is not None:
@@ -214,21 +216,21 @@ def _notes(a: RunView, b: RunView) -> list[str]:
     for name, view in (("first", a), ("second", b)):
         if view.missing is not None:
             notes.append(f"the log of the {name} run has gaps: {view.missing}")
-        if (said := ending(facts_of_end(view), f"the command of the {name} run")) is not None:
-            notes.append(said)
+        if (sentence := ending(facts_of_end(view), f"the command of the {name} run")) is not None:
+            notes.append(sentence)
     return notes
 
 
 def _numbered_apart(a: RunView, b: RunView) -> Iterator[str]:
-    """Where one run resumed a training and its steps have other numbers than those of the other run."""
-    made = [next((n for p in view.processes if (n := sum(view.steps_before(p).values()))), 0) for view in (a, b)]
+    """A remark if one run resumed a training, so that equal step numbers are different steps of the training."""
+    steps_made = [next((n for p in view.processes if (n := sum(view.steps_before(p).values()))), 0) for view in (a, b)]
     begun = [int(view.steps["step"].min()) for view in (a, b)]
-    if made[1] - begun[1] != made[0] - begun[0] and len(a.optimizers) == len(b.optimizers) == 1:
-        which, resumed = ("second", 1) if made[1] - begun[1] > made[0] - begun[0] else ("first", 0)
+    if steps_made[1] - begun[1] != steps_made[0] - begun[0] and len(a.optimizers) == len(b.optimizers) == 1:
+        which, resumed = ("second", 1) if steps_made[1] - begun[1] > steps_made[0] - begun[0] else ("first", 0)
         yield (
-            f"the {which} run resumed after {plural(made[resumed], 'step')} and its steps count from "
+            f"the {which} run resumed after {plural(steps_made[resumed], 'step')} and its steps count from "
             f"{begun[resumed]}, so other steps of the training are compared: record it with "
-            f"--first-step {made[resumed]}"
+            f"--first-step {steps_made[resumed]}"
         )
 
 

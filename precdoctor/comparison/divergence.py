@@ -1,4 +1,4 @@
-"""Where two runs first differ in a bit, in execution order: the fingerprints of paired tensors, step by step."""
+"""Finds the first tensor, in execution order, whose bits differ between two runs, by comparing fingerprints."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ import pandas as pd
 import pyarrow as pa
 
 from precdoctor.comparison.lines import phase_of
-from precdoctor.comparison.paired_rows import Module, paired
+from precdoctor.comparison.paired_rows import Module, pair_rows
 from precdoctor.diagnosis.claims.finding import Phase
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-_HELD = ("module_class", "dtype", "shape", "order", "fingerprint", "amax", "attempt")
+_COMPARED = ("module_class", "dtype", "shape", "order", "fingerprint", "amax", "attempt")
 _KINDS = ("batch", "input", "output", "loss", "grad_output", "weight", "weight_grad", "weight_grad_step", "update")
-#: Steps read at once grow up to this many: runs differ early or late, and neither may cost much.
+#: Most steps to read at once. Reading starts with one step and doubles, so that an early difference costs little and a
+#: late one few reads.
 _MOST_STEPS = 32
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A figure of a step that the two runs do not have in common, in the first and in the second run."""
+    """A learning rate or loss scale that differs on a step: ``a`` in the first run, ``b`` in the second."""
 
     name: str
     a: float
@@ -39,13 +40,12 @@ class Divergence:
 
     Attributes:
         key: the tensor, named as in the first run.
-        shapes: of the first and the second run.
-        settings: learning rate and loss scale of that step, where they differ.
-        order: its place in the execution order of that step; None when the log does not know.
-        amax: of the first and the second run.
-        equal: tensors compared and found equal before it, all steps and ranks together.
-        differing: tensors of that step that differ.
-        last_equal_step: the last step on which everything was equal; None when there is none.
+        dtypes, shapes, amax: of the tensor in the first and in the second run.
+        settings: learning rate and loss scale of the step, if they differ.
+        order: place of the tensor in the execution order of the step; None if the log does not have it.
+        equal: number of equal tensors before this one, over all steps and ranks.
+        differing: number of tensors that differ on the step.
+        last_equal_step: the last step on which all tensors were equal; None if there is none.
     """
 
     step: int
@@ -63,8 +63,8 @@ class Divergence:
     last_equal_step: int | None
 
     @property
-    def told(self) -> str:
-        """A sentence: what is equal before it, and what that says."""
+    def sentence(self) -> str:
+        """A sentence: how many tensors before this one are equal, and the likely reason of the difference."""
         if not self.equal:
             return f"{self.meaning[:1].upper()}{self.meaning[1:]}."
         before = f"{plural(self.equal, 'tensor')} before it {'is' if self.equal == 1 else 'are'} equal in every bit"
@@ -72,9 +72,9 @@ class Divergence:
 
     @property
     def meaning(self) -> str:
-        """What differs first says where to look."""
+        """The likely reason of the difference, by the kind of the first tensor that differs."""
         kind = self.key[2]
-        if (changed := self._changed) is not None:
+        if (changed := self._changed_property) is not None:
             return changed
         if kind == "batch":
             return "the runs were given different data: another shuffle, another seed, or other files"
@@ -98,8 +98,8 @@ class Divergence:
         return "gradients are equal and the step is not: other optimizer settings or state"
 
     @property
-    def _changed(self) -> str | None:
-        """A dtype, shape or setting that is another one and explains the difference; None where all are the same."""
+    def _changed_property(self) -> str | None:
+        """A changed dtype, shape or setting that explains the difference, in words; None if none changed."""
         if self.dtypes[0] != self.dtypes[1]:
             return f"its dtype changed from {self.dtypes[0]} to {self.dtypes[1]}"
         if self.shapes[0] != self.shapes[1]:
@@ -115,12 +115,12 @@ class Divergence:
 
 @dataclass(frozen=True)
 class BitComparison:
-    """How far two runs are equal.
+    """The result of comparing the fingerprints of two runs.
 
     Attributes:
-        first: where they part; None when every compared tensor is equal.
-        compared: pairs of tensors compared.
-        steps: common steps on which tensors were compared.
+        first: the first difference; None if every compared tensor is equal.
+        compared: number of pairs compared, up to the end of the step of the first difference.
+        steps: number of common steps on which tensors were compared.
     """
 
     first: Divergence | None
@@ -129,15 +129,16 @@ class BitComparison:
 
 
 def compare_bits(a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Module, Module]) -> BitComparison:
-    """Compare fingerprints on ``steps``, ascending, up to the first that differs.
+    """Compare fingerprints step by step, up to the first step with a difference.
 
     Args:
-        steps: common steps that both runs sampled.
-        names: modules of ``b`` that go by another name in ``a``.
+        a, b: the runs.
+        steps: common steps that both runs sampled, ascending.
+        names: renamed modules, ``module in b -> module in a``.
     """
     compared, last_equal, done = 0, None, 0
     for window in _windows(steps):
-        pairs = _paired(a, b, window, names)
+        pairs = _paired_frames(a, b, window, names)
         for step in window:
             mine = pairs[pairs["step"] == step]
             done += len(mine) > 0
@@ -162,24 +163,24 @@ def _windows(steps: Sequence[int]) -> Iterator[Sequence[int]]:
         at, size = at + size, min(2 * size, _MOST_STEPS)
 
 
-def _paired(a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Module, Module]) -> pd.DataFrame:
-    """Rows of both runs with the same identity; those without a fingerprint or a partner are left out."""
+def _paired_frames(a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Module, Module]) -> pd.DataFrame:
+    """Paired rows, columns suffixed ``_a`` and ``_b``; rows without a fingerprint or a partner are left out."""
     ours, theirs = _rows(a, steps), _rows(b, steps)
-    pairs = paired(ours, theirs, names)
-    first, second = ours.iloc[pairs.first], theirs.iloc[pairs.second][list(_HELD)]
-    named = first.rename(columns={c: f"{c}_a" for c in _HELD}), second.add_suffix("_b")
+    pairs = pair_rows(ours, theirs, names)
+    first, second = ours.iloc[pairs.first], theirs.iloc[pairs.second][list(_COMPARED)]
+    named = first.rename(columns={c: f"{c}_a" for c in _COMPARED}), second.add_suffix("_b")
     pairs_of: pd.DataFrame = pd.concat([frame.reset_index(drop=True) for frame in named], axis=1)
     return pairs_of
 
 
 def _rows(view: RunView, steps: Sequence[int]) -> pd.DataFrame:
-    # beside nulls pandas would make floats of them, and lose bits
+    # Leaves out null fingerprints: beside a null, pandas would convert the others to float64 and lose bits.
     known = ("fingerprint", ">=", pa.scalar(0, pa.uint64()))
-    return view.measured((), _KINDS, columns=("phase", *_HELD), steps=steps, where=[known])
+    return view.measured((), _KINDS, columns=("phase", *_COMPARED), steps=steps, where=[known])
 
 
 def _settings(a: tuple[RunView, int], b: tuple[RunView, int], rank: int, step: int) -> tuple[Setting, ...]:
-    """What a step ran with, where both logs have it and differ; ``a`` and ``b`` are views and their attempts."""
+    """Learning rate and loss scale of a step if both logs have them and they differ; ``a``, ``b``: (view, attempt)."""
     ours, theirs = (view.step_facts(Process(rank, int(attempt)), step) for view, attempt in (a, b))
     if ours is None or theirs is None:
         return ()

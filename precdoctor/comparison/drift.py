@@ -1,4 +1,4 @@
-"""How far paired tensors moved: in binades, per tensor, over the common steps."""
+"""Measures how far the exponent distribution of each paired tensor moved between two runs, in binades, step by step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from precdoctor.comparison.paired_rows import Module, paired
+from precdoctor.comparison.paired_rows import Module, pair_rows
 from precdoctor.comparison.steps import clean_rows
 from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, largest
 from precdoctor.diagnosis.survey.measures import column
@@ -22,23 +22,25 @@ _MEASURES = ("zero_share", "rms", "multiplier")
 _COLUMNS = ("phase", "dtype", "order", "numel", "amax", "exp_lo", "exp_hist")
 _KINDS = ("batch", "input", "output", "grad_output", "weight", "weight_grad", "weight_grad_step", "update")
 _STEPS_AT_ONCE = 8
-#: A tensor has moved when its exponents lie this far apart, in binades, on two sampled steps in a row (or the last).
+#: A tensor has moved if its exponents are this far apart, in binades, on two sampled steps in a row (or the last one).
 MOVED = 0.5
-#: Added for small tensors, over the root of their size: log2|x| of a Gaussian deviates by pi / (2 sqrt(2) ln 2) = 1.6
-#: binades, so two samples of n elements of one distribution lie about 1.8 / sqrt(n) apart.
+#: Divided by sqrt(numel) and added to :data:`MOVED`, because small tensors differ by chance: log2|x| of a Gaussian has
+#: standard deviation pi / (2 sqrt(2) ln 2) = 1.6 binades, so two samples of n elements lie about 1.8 / sqrt(n) apart.
 _CHANCE = 4.0
 
 
 @dataclass(frozen=True, eq=False)
 class Drift:
-    """One tensor in both runs, over the common sampled steps.
+    """How far one tensor moved between the runs, on each common sampled step. Arrays have shape ``(steps,)``.
 
     Attributes:
-        steps: on which both hold an element that is finite and not zero, shape ``(steps,)``.
-        distance: of the two exponent distributions; see :func:`distances`.
-        amax: log2 of the second run's amax over the first's, loss scales taken out; NaN where one is zero.
-        rms: the same of the root mean square.
-        zeros: the difference of the shares of zeros, second minus first.
+        dtypes: in the first and in the second run.
+        order: place in the execution order of the first run; None if unknown.
+        steps: the steps on which the tensor has a finite non-zero element in both runs.
+        distance: distance of the two exponent distributions, in binades; see :func:`distances`.
+        amax: log2(amax in the second run / amax in the first), loss scales removed; NaN if either is zero.
+        rms: log2 of the ratio of the root mean squares, likewise.
+        zeros: share of zeros in the second run minus that in the first.
     """
 
     key: Key
@@ -53,11 +55,13 @@ class Drift:
 
     @property
     def moved_at(self) -> int | None:
-        """The step from which on it has moved; None when it never did for more than a moment."""
+        """The first of two consecutive sampled steps with a distance above :data:`MOVED`, or the last sampled step if
+        only that one is; None if the tensor has not moved.
+        """
         limit = MOVED + _CHANCE / math.sqrt(max(1, self.numel))
         far = np.append(self.distance > limit, True)
-        moved = self.steps[far[:-1] & far[1:]]
-        return int(moved[0]) if moved.size else None
+        steps_apart = self.steps[far[:-1] & far[1:]]
+        return int(steps_apart[0]) if steps_apart.size else None
 
     @property
     def typical(self) -> float:
@@ -76,7 +80,7 @@ class Drift:
 
     @property
     def second_moment_ratio(self) -> float | None:
-        """The median of E[x^2] of the second run over that of the first; no larger than FP64 can say."""
+        """The median of E[x^2] in the second run over E[x^2] in the first, at most 2^1023; None if unknown."""
         middle = _median(self.rms)
         return None if middle is None else float(2.0 ** min(2.0 * middle, 1023.0))
 
@@ -92,16 +96,16 @@ def _median(values: Floats) -> float | None:
 
 
 def distances(first: Histograms, second: Histograms, shift: Ints) -> Floats:
-    """How far apart two exponent distributions lie: the 1-Wasserstein (earth mover's) distance over binary exponents.
+    """The 1-Wasserstein (earth mover's) distance of the exponent distributions of pairs of tensors.
 
-    Scaling all elements by 2**k moves it by exactly ``|k|``. Zeros and non-finite elements do not take part.
+    Scaling all elements of one tensor by 2**k gives distance ``|k|``. Zeros and non-finite elements are ignored.
 
     Args:
-        first, second: of as many tensors each.
-        shift: binades by which those of ``second`` are moved before, shape ``(tensors,)``.
+        first, second: histograms of equally many tensors.
+        shift: binades to add to the exponents of ``second`` before comparing, shape ``(tensors,)``.
 
     Returns:
-        Binades, shape ``(tensors,)``; NaN where either holds nothing.
+        Distances in binades, shape ``(tensors,)``; NaN if either histogram is empty.
     """
     sides = ((first, first.bins, 1.0), (second, second.bins + shift[second.whose], -1.0))
     low = min(int(bins.min(initial=EXP_MAX)) for _, bins, _ in sides)
@@ -112,51 +116,52 @@ def distances(first: Histograms, second: Histograms, shift: Ints) -> Floats:
         )
     last = apart.shape[1] - 1 - (apart[:, ::-1] != 0.0).argmax(axis=1)
     running = np.abs(np.cumsum(apart, axis=1))
-    running[np.arange(apart.shape[1]) >= last[:, None]] = 0.0  # rounding alone is left there
+    running[np.arange(apart.shape[1]) >= last[:, None]] = 0.0  # beyond the last bin only rounding errors are left
     known = (first.total > 0) & (second.total > 0)
     return np.where(known, running.sum(axis=1), np.nan)
 
 
 def drifts(a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Module, Module]) -> list[Drift]:
-    """Every tensor of both runs, those that moved most first.
+    """The drift of every tensor that both runs have, largest first.
 
     Args:
+        a, b: the runs.
         steps: common steps that both runs sampled.
-        names: modules of ``b`` that go by another name in ``a``.
+        names: renamed modules, ``module in b -> module in a``.
     """
     known: dict[Key, int] = {}
     windows = [steps[at : at + _STEPS_AT_ONCE] for at in range(0, len(steps), _STEPS_AT_ONCE)]
-    parts = [_compared(a, b, window, names, known) for window in windows]
+    parts = [_compared_rows(a, b, window, names, known) for window in windows]
     compared = pd.concat(parts, ignore_index=True)
-    found = _drifts(compared, list(known))
-    return sorted(found, key=lambda d: (-d.typical, -d.largest, d.key))
+    all_drifts = _drifts(compared, list(known))
+    return sorted(all_drifts, key=lambda d: (-d.typical, -d.largest, d.key))
 
 
-def _compared(
+def _compared_rows(
     a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Module, Module], known: dict[Key, int]
 ) -> pd.DataFrame:
-    """One row per pair of tensors, with its number in ``known``."""
+    """One row per pair of rows, with the tensor's number in ``known``, to which new tensors are added."""
     first, second = _rows(a, steps), _rows(b, steps)
-    pairs = paired(first, second, names)
+    pairs = pair_rows(first, second, names)
     numbers = np.array([known.setdefault(key, len(known)) for key in pairs.keys], np.int64)
     first, second = first.iloc[pairs.first].reset_index(drop=True), second.iloc[pairs.second].reset_index(drop=True)
     unscale = np.log2(first["multiplier"]) - np.log2(second["multiplier"])
     with np.errstate(divide="ignore", invalid="ignore"):
-        moved = {c: np.log2(column(second, c) / column(first, c)) + unscale for c in ("amax", "rms")}
-    found: pd.DataFrame = pd.DataFrame(
+        ratios = {c: np.log2(column(second, c) / column(first, c)) + unscale for c in ("amax", "rms")}
+    rows: pd.DataFrame = pd.DataFrame(
         {
             "tensor": numbers[pairs.tensor],
             "step": first["step"],
             "distance": distances(histograms(first), histograms(second), np.rint(unscale).to_numpy(np.int64)),
             "zeros": (second["zero_share"] - first["zero_share"]).fillna(0.0),
-            **{name: values.where(np.isfinite(values)) for name, values in moved.items()},
+            **{name: values.where(np.isfinite(values)) for name, values in ratios.items()},
             "dtype_a": first["dtype"].astype(str),
             "dtype_b": second["dtype"].astype(str),
             "order": first["order"],
             "numel": first["numel"],
         }
     )
-    return found
+    return rows
 
 
 def _rows(view: RunView, steps: Sequence[int]) -> pd.DataFrame:
@@ -166,14 +171,14 @@ def _rows(view: RunView, steps: Sequence[int]) -> pd.DataFrame:
 
 
 def _drifts(compared: pd.DataFrame, keys: Sequence[Key]) -> Iterator[Drift]:
-    """One drift per tensor; of several ranks at one step the largest distance counts, the rest is the first's."""
-    held = compared[compared["distance"].notna()]
-    points = groups(held, ("tensor", "step"))
-    course = held.iloc[firsts(points)].assign(distance=largest(points, held["distance"]))
-    course = course.sort_values("tensor", kind="stable")
-    bounds = np.searchsorted(course["tensor"], np.arange(1, len(keys)))
+    """One drift per tensor. Of several ranks on a step, the largest distance counts; other values are the first's."""
+    valid = compared[compared["distance"].notna()]
+    points = groups(valid, ("tensor", "step"))
+    history = valid.iloc[firsts(points)].assign(distance=largest(points, valid["distance"]))
+    history = history.sort_values("tensor", kind="stable")
+    bounds = np.searchsorted(history["tensor"], np.arange(1, len(keys)))
     columns = ("step", "distance", "amax", "rms", "zeros")
-    per_tensor = list(zip(*(np.split(course[c].to_numpy(), bounds) for c in columns), strict=True))
+    per_tensor = list(zip(*(np.split(history[c].to_numpy(), bounds) for c in columns), strict=True))
     first = compared.drop_duplicates("tensor")
     described = (first[c].tolist() for c in ("tensor", "dtype_a", "dtype_b", "order", "numel"))
     for number, a, b, order, numel in zip(*described, strict=True):

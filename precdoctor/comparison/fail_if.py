@@ -1,11 +1,11 @@
-"""Limits a team sets itself: ``METRIC[.KIND]:MODULE_GLOB:LIMIT``, such as ``flushed.grad_output:blocks.*:2%``.
+"""Parses and checks ``--fail-if METRIC[.KIND]:MODULE_GLOB:LIMIT``, such as ``flushed.grad_output:blocks.*:2%``.
 
 limit   = metric ["." kind] ":" glob ":" ["+"] number ["%"]
 metric  = a figure of a tensor or of the run, see METRIC_DOCS
-kind    = a kind of tensor, such as output or weight_grad; without it, every kind the metric speaks of
-glob    = shell pattern over FQNs below the root; "*" is every module and the root
+kind    = a kind of tensor, such as output or weight_grad; without it, every kind that has the metric
+glob    = shell pattern over FQNs below the root; "*" matches every module and the root
 number  = the largest value that passes; for headroom the smallest
-"+"     = relative to the baseline: how much worse than there
+"+"     = number is the largest change for the worse against the baseline
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from precdoctor.diagnosis.survey.shadow_errors import Shadowed
 from precdoctor.errors import UsageError
 
 CHECK = "PD815 limit-exceeded"
-#: Figures of the run as a whole; their glob is ``*``.
+#: Metrics of the run as a whole; their glob must be ``*``.
 RUN_METRICS = ("loss", "skipped")
-#: Every metric with what it is, for help and errors.
+#: Every metric and its meaning, for help and errors.
 METRIC_DOCS: Mapping[str, str] = {
     **{metric.name: metric.doc for metric in METRICS},
     "amax": "the largest magnitude, as it lies in memory",
@@ -47,11 +47,15 @@ _SHAPE = "METRIC:MODULE_GLOB:LIMIT, such as flushed:blocks.*:2%"
 
 @dataclass(frozen=True)
 class Limit:
-    """One ``--fail-if``.
+    """A parsed ``--fail-if``.
 
     Attributes:
+        text: as the user wrote it.
+        metric: a key of :data:`METRIC_DOCS`.
         kind: only tensors of this kind; None: all.
-        relative: the limit is on what came on top of the baseline.
+        glob: shell pattern over FQNs.
+        value: the limit.
+        relative: the limit applies to the change against the baseline.
     """
 
     text: str
@@ -63,19 +67,19 @@ class Limit:
 
     @property
     def lower(self) -> bool:
-        """Whether less is worse."""
+        """Whether lower values are worse."""
         return self.metric == "headroom"
 
     def words(self, value: float) -> str:
-        """``value`` for a reader."""
+        """``value`` formatted for the report."""
         return percent(value) if self.metric in _FRACTIONS else f"{value:.4g}"
 
 
 def parse_limit(text: str) -> Limit:
-    """One limit from its text.
+    """Parse a limit.
 
     Raises:
-        UsageError: not of that grammar, or a name in it is not known; the message says what is near.
+        UsageError: ``text`` does not match the grammar, or a name is unknown; the message suggests a similar one.
     """
     head, first, rest = text.partition(":")
     glob, second, number = rest.rpartition(":")
@@ -108,15 +112,17 @@ def judge_limit(
     baseline: Baseline | None,
     shadow: Shadowed | None = None,
 ) -> list[Line]:
-    """A line per tensor that ``limit`` speaks of.
+    """A line for each tensor that ``limit`` matches.
 
     Args:
+        limit: the limit.
         found: the run's tensors, under the baseline's names.
-        run: the run's own figures, see :data:`RUN_METRICS`.
-        shadow: its comparison with FP32, if there is one.
+        run: the figures of the whole run, by :data:`RUN_METRICS`.
+        baseline: the reference of a relative limit.
+        shadow: the run's comparison with FP32, if it was made by ``precdoctor shadow``.
 
     Raises:
-        UsageError: no module has a name like that, or a relative limit has no baseline to be relative to.
+        UsageError: no module or tensor matches, or a relative limit has no baseline.
     """
     if limit.relative and baseline is None:
         raise UsageError(f"--fail-if {limit.text!r}: +{limit.value:g} is relative to a baseline; give one, or no plus")
@@ -155,7 +161,7 @@ def _of_run(limit: Limit, value: float | None, baseline: Baseline | None) -> lis
 
 
 def _of_modules(limit: Limit, shadow: Shadowed | None) -> list[Line]:
-    """A line per module that has code of its own."""
+    """A line for each module that ``limit`` matches, on its own error beside FP32."""
     if limit.relative:
         raise UsageError(f"--fail-if {limit.text!r}: rounding has no baseline to be relative to; leave out the plus")
     if shadow is None or not shadow.steps:
@@ -176,8 +182,8 @@ def _figure(metric: str, summary: Summary, kind: str) -> float | None:
         return summary.amax
     if metric == "nonfinite":
         return float(summary.bad_elements)
-    known = next(m for m in METRICS if m.name == metric)
-    return known.of(summary) if not known.kinds or kind in known.kinds else None
+    definition = next(m for m in METRICS if m.name == metric)
+    return definition.of(summary) if not definition.kinds or kind in definition.kinds else None
 
 
 def _before(metric: str, key: Key, baseline: Baseline | None) -> float | None:
@@ -208,7 +214,7 @@ def _line(limit: Limit, what: str, value: float, before: float | None, location:
 
 
 def _excess(worse: float, bound: float, *, passed: bool) -> float:
-    """Above 1 exactly where the limit is broken, whatever the signs."""
+    """The excess of a line: above 1 if and only if the limit is exceeded, also for bounds that are zero or negative."""
     distance = abs(worse - bound) / max(abs(bound), 1e-12)
     return 1.0 / (1.0 + distance) if passed else 1.0 + min(distance, math.sqrt(1e300))
 

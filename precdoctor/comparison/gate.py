@@ -1,4 +1,4 @@
-"""The CI verdict: the rules as pass or fail, and what got worse against a baseline."""
+"""Reaches the CI verdict of ``precdoctor gate``: rules as pass or fail, and regressions against a baseline."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from precdoctor.comparison.allowances import Allowance, expired_lines, unused_notes
 from precdoctor.comparison.baseline import Baseline, learn, learn_alike, provenance
 from precdoctor.comparison.fail_if import Limit
-from precdoctor.comparison.judge import Judged, accept, agreed, judge
-from precdoctor.comparison.lines import Line, findings_of, suspects, told
+from precdoctor.comparison.judge import Judged, accept, aggregated, judge
+from precdoctor.comparison.lines import Line, findings_of, reported_lines, suspects
 from precdoctor.comparison.regressions import REGRESSIONS, Regression
 from precdoctor.comparison.remarks import provenance_differences
 from precdoctor.comparison.steps import UNSAMPLED, sampled_by_all, step_mismatch, usable_steps
@@ -27,14 +27,15 @@ from precdoctor.runlog.reader import Run
 
 @dataclass(frozen=True)
 class GateCheck:
-    """One line of a gate's report.
+    """One check of a run in a gate's report.
 
     Attributes:
+        run: path or URL of the run.
         check: code and name.
-        subject: what was looked at.
-        passed: None when it could not be decided or was not applicable; ``found`` says why.
-        severity: of the finding when it failed.
-        fails: whether it is at or above ``--fail-on`` and so decides the exit status.
+        subject: the tensor, figure or place that was checked.
+        passed: None if the check was not evaluated or not applicable; ``found`` states why.
+        severity: severity of the finding if the check failed.
+        fails: whether the finding is at or above ``--fail-on``, so that the build fails.
     """
 
     run: str
@@ -53,11 +54,12 @@ class GateReport:
     """The verdict over all runs.
 
     Attributes:
-        diagnoses: per run, regressions among the findings (PD8xx) and rules.
-        untrustworthy: per reason one sentence; not empty where a verdict cannot be trusted.
-        notes: worth knowing, without weight.
+        baseline: name of the baseline; None without one.
+        diagnoses: one per run, its findings and rules including the regressions (PD8xx).
+        untrustworthy: the reasons not to trust the verdict, one sentence each; empty if it can be trusted.
+        notes: remarks that do not decide anything.
         suspects: modules that failed comparisons point at, the likeliest first; ``""`` is the root.
-        baseline_runs: run directories that the baseline was learned from.
+        baseline_runs: run directories from which the baseline was learned.
     """
 
     runs: tuple[str, ...]
@@ -73,17 +75,17 @@ class GateReport:
 
     @property
     def passed(self) -> bool:
-        """Whether the build may go on."""
+        """Whether the gate passes: exit code 0."""
         return self.exit_code == ExitCode.CLEAN
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Of all runs, most important first within each."""
+        """The findings of all runs, run by run, the most important first within each."""
         return tuple(f for d in self.diagnoses for f in d.findings)
 
     @property
     def diagnosis(self) -> Diagnosis:
-        """All runs as one, in the shape of the JSON report; findings name their run in ``evidence["run"]``."""
+        """All runs merged into one diagnosis for the JSON report; findings name their run in ``evidence["run"]``."""
         if len(self.diagnoses) == 1:
             return self.diagnoses[0]
         findings = [
@@ -121,38 +123,38 @@ def gate(
     allowances: Sequence[Allowance] = (),
     today: dt.date | None = None,
 ) -> GateReport:
-    """Judge ``runs`` for CI.
+    """Check ``runs`` for CI.
 
     Args:
-        baseline: one or several healthy runs, or what was learned from some, to hold them against.
+        runs: the runs of one candidate.
+        baseline: one or several healthy runs, or a baseline learned from them; None: only rules and limits.
         fail_on: ``error`` or ``warning``.
-        aggregate: several runs are repeats of one candidate, and each check is decided by the ``worst``, the
-            ``median`` or the ``best`` of them.
-        select: rules and regressions to use (codes, names, prefixes such as ``PD8``); none means all.
-        ignore: those to leave out.
-        options: per rule or regression the thresholds to change.
-        limits: of the team's own, see :func:`~precdoctor.comparison.fail_if.parse_limit`.
-        allowances: what is accepted for now, see :func:`~precdoctor.comparison.allowances.read_allowances`.
-        today: for the allowances' dates; by default the day in UTC.
+        aggregate: how repeats of the candidate decide a check: by the ``worst``, the ``median`` or the ``best`` run.
+        select: rules and regressions to use (codes, names, prefixes such as ``PD8``); empty means all.
+        ignore: rules and regressions to leave out.
+        options: changed thresholds, by rule or regression.
+        limits: the team's limits, see :func:`~precdoctor.comparison.fail_if.parse_limit`.
+        allowances: the allow-list, see :func:`~precdoctor.comparison.allowances.read_allowances`.
+        today: the day to compare with the allowances' last days; by default today in UTC.
 
     Raises:
-        UsageError: an unknown rule, option, level or aggregate, or a limit that speaks of no tensor.
+        UsageError: an unknown rule, option, level or aggregate, or a limit that matches no tensor.
         NothingRecordedError: a run or the baseline holds no training step.
         IncomparableRunsError: several baseline runs have different steps.
     """
     at_or_above((), fail_on)
     day = today or dt.datetime.now(dt.timezone.utc).date()
-    rules, regressions = _chosen(list(select), list(ignore))
+    rules, regressions = _selected_checks(list(select), list(ignore))
     settings = resolve_options(options or {}, (*RULES, *REGRESSIONS))
     views = [view_of(run) for run in runs]
     yardstick = _Yardstick.of(baseline)
     judged = [judge(view, yardstick.against(view), rules, regressions, settings, limits) for view in views]
     used: set[Allowance] = set()
-    judged = [accept(j, allowances, day, used) for j in agreed(judged, aggregate)]
+    judged = [accept(j, allowances, day, used) for j in aggregated(judged, aggregate)]
     if judged:
         judged[0].lines.extend(expired_lines(allowances, day))
     repeats = yardstick.repeats
-    closed = [_closed(view, j, regressions, fail_on, repeats) for view, j in zip(views, judged, strict=True)]
+    closed = [_run_verdict(view, j, regressions, fail_on, repeats) for view, j in zip(views, judged, strict=True)]
     distrust, notes = yardstick.judged(rules, settings)
     code = worst([*(c.code for c in closed), *([ExitCode.UNTRUSTWORTHY] if distrust else [])])
     return GateReport(
@@ -173,7 +175,7 @@ def gate(
     )
 
 
-def _chosen(wanted: list[str], ignored: list[str]) -> tuple[tuple[Rule, ...], tuple[Regression, ...]]:
+def _selected_checks(wanted: list[str], ignored: list[str]) -> tuple[tuple[Rule, ...], tuple[Regression, ...]]:
     known: tuple[Rule | Regression, ...] = (*RULES, *REGRESSIONS)
     chosen = select(known, wanted, ignored)
     return tuple(r for r in chosen if isinstance(r, Rule)), tuple(r for r in chosen if isinstance(r, Regression))
@@ -181,7 +183,9 @@ def _chosen(wanted: list[str], ignored: list[str]) -> tuple[tuple[Rule, ...], tu
 
 @dataclass(frozen=True)
 class _Yardstick:
-    """What runs are held against: a learned baseline, or runs to learn from on the steps a candidate sampled too."""
+    """The reference of a gate: a learned baseline, or healthy runs to learn from, on the steps that a candidate also
+    sampled.
+    """
 
     views: tuple[RunView, ...] = ()
     learned: Baseline | None = None
@@ -195,16 +199,16 @@ class _Yardstick:
 
     @property
     def name(self) -> str | None:
-        """How reports call it."""
+        """Name for reports; None without a baseline."""
         return self.learned.source if self.learned else ", ".join(v.run.origin for v in self.views) or None
 
     @property
     def repeats(self) -> int:
-        """Healthy runs it was learned from."""
+        """Number of healthy runs from which it was learned."""
         return self.learned.repeats if self.learned is not None else len(self.views)
 
     def against(self, view: RunView) -> Baseline | str | None:
-        """The baseline for one run; a sentence when the run covers other steps; None without a baseline."""
+        """The baseline for one run; a sentence if the run covers other steps; None without a baseline."""
         if self.learned is None and not self.views:
             return None
         ours = usable_steps(view)
@@ -224,36 +228,38 @@ class _Yardstick:
         return learn_alike(self.views, sampled, name)
 
     def judged(self, rules: Sequence[Rule], settings: Mapping[str, Options]) -> tuple[list[str], list[str]]:
-        """Reasons not to trust it, and remarks."""
+        """``(reasons not to trust the baseline, remarks)`` from diagnosing the baseline's own runs."""
         pairs = [_baseline_notes(view, rules, settings) for view in self.views]
         return [r for distrust, _ in pairs for r in distrust], [n for _, notes in pairs for n in notes]
 
     @property
     def provenance(self) -> Mapping[str, Any]:
-        """Where it comes from; empty without a baseline."""
+        """Provenance of the baseline; empty without one."""
         if self.learned is not None:
             return self.learned.provenance
         return provenance(self.views) if self.views else {}
 
     @property
     def run_names(self) -> tuple[str, ...]:
-        """Directories of the runs it was learned from, as far as its file has a list of them."""
+        """Directories of the runs from which it was learned; empty if its file does not list them."""
         runs = self.provenance.get("runs")
         return tuple(str(run) for run in runs) if isinstance(runs, list) else ()
 
 
 @dataclass(frozen=True)
-class _Closed:
+class _RunVerdict:
     diagnosis: Diagnosis
     checks: list[GateCheck]
     code: ExitCode
     reasons: list[str]
 
 
-def _closed(view: RunView, judged: Judged, regressions: Sequence[Regression], fail_on: str, repeats: int) -> _Closed:
-    """One run's part of the verdict."""
+def _run_verdict(
+    view: RunView, judged: Judged, regressions: Sequence[Regression], fail_on: str, repeats: int
+) -> _RunVerdict:
+    """The part of one run in the verdict: diagnosis with regressions, checks, exit code, reasons for distrust."""
     path = view.run.origin
-    diagnosis, lines = judged.diagnosis, told_of_all(judged.lines, regressions)
+    diagnosis, lines = judged.diagnosis, reported_by_code(judged.lines, regressions)
     checks = [_rule_check(path, o, diagnosis, fail_on) for o in diagnosis.rules]
     reasons = [f"{path} cannot be held against the baseline: {judged.incomparable}"] if judged.incomparable else []
     if judged.compared or judged.lines:
@@ -264,12 +270,12 @@ def _closed(view: RunView, judged: Judged, regressions: Sequence[Regression], fa
         reasons.insert(0, f"{path}: {untrustworthy(diagnosis)}")
     if judged.incomparable:
         code = worst([code, ExitCode.UNTRUSTWORTHY])
-    return _Closed(diagnosis, checks, code, reasons)
+    return _RunVerdict(diagnosis, checks, code, reasons)
 
 
-def told_of_all(lines: Sequence[Line], regressions: Sequence[Regression]) -> dict[str, list[Line]]:
-    """Per regression the lines worth telling; see :func:`~precdoctor.comparison.lines.told`."""
-    return {r.code: told([line for line in lines if line.code == r.code]) for r in regressions}
+def reported_by_code(lines: Sequence[Line], regressions: Sequence[Regression]) -> dict[str, list[Line]]:
+    """By code of regression, the lines to report; see :func:`~precdoctor.comparison.lines.reported_lines`."""
+    return {r.code: reported_lines([line for line in lines if line.code == r.code]) for r in regressions}
 
 
 def _rule_check(path: str, outcome: RuleOutcome, diagnosis: Diagnosis, fail_on: str) -> GateCheck:
@@ -324,7 +330,7 @@ def _with_regressions(
 
 
 def outcome_of(code: str, name: str, lines: Sequence[Line], where: str) -> RuleOutcome:
-    """What a regression came to; ``where`` says what was compared."""
+    """The outcome of a regression from its lines, worst first; ``where`` names what was compared, for the reason."""
     if not lines:
         return RuleOutcome(code, name, Status.NOT_APPLICABLE, f"nothing to compare among {where}")
     line = lines[0]
@@ -335,7 +341,7 @@ def outcome_of(code: str, name: str, lines: Sequence[Line], where: str) -> RuleO
 def _baseline_notes(
     base: RunView, rules: Sequence[Rule], settings: Mapping[str, Options]
 ) -> tuple[list[str], list[str]]:
-    """Reasons not to trust the baseline as a yardstick, and remarks."""
+    """``(reasons not to trust the baseline run, remarks)``."""
     distrust, notes = [], []
     if base.missing is not None:
         distrust.append(f"the baseline cannot be trusted: {base.missing}")
@@ -346,14 +352,14 @@ def _baseline_notes(
     return distrust, notes
 
 
-def _endings(views: Sequence[RunView], closed: Sequence[_Closed]) -> list[str]:
-    """Runs whose command failed: their last steps are missing, and no comparison tells that."""
-    said = [
+def _endings(views: Sequence[RunView], closed: Sequence[_RunVerdict]) -> list[str]:
+    """A remark for each run whose command failed; a comparison does not show that its last steps are missing."""
+    sentences = [
         ending(facts_of_end(view), f"the command of {view.run.origin}")
         for view, its in zip(views, closed, strict=True)
         if its.code is not ExitCode.UNTRUSTWORTHY or untrustworthy(its.diagnosis) != ending(its.diagnosis.run)
     ]
-    return [sentence for sentence in said if sentence is not None]
+    return [sentence for sentence in sentences if sentence is not None]
 
 
 def _merged_recorder(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

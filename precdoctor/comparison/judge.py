@@ -1,6 +1,6 @@
-"""The runs of a gate before anything is decided: findings, and every comparison whether passed or failed.
+"""Runs all checks of a gate on a run: findings, and every comparison whether passed or failed.
 
-Of several repeats of one candidate each check is decided by the worst, the median or the best of them.
+If the candidate was run several times, each check is decided by the worst, the median or the best of the runs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from precdoctor.comparison.allowances import Allowance, accept_finding, accept_lines, demoted
+from precdoctor.comparison.allowances import Allowance, accept_finding, accept_lines, as_information
 from precdoctor.comparison.baseline import Baseline
 from precdoctor.comparison.fail_if import Limit, judge_limit
 from precdoctor.comparison.lines import Line
@@ -28,19 +28,20 @@ from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import UsageError
 
 AGGREGATES = ("median", "best", "worst")
-#: Checks with a line per tensor; of the others each run has one, for whatever tensor it found.
+#: Checks that make one line per tensor. The others make one line per run, whose subject may differ between runs.
 _BY_TENSOR = ("PD801", "PD802", "PD803", "PD806", "PD811", "PD812", "PD815")
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What a run came to.
+    """The outcome of all checks on one run.
 
     Attributes:
-        lines: of all regressions and limits.
-        compared: what was held against the baseline, in words; empty when nothing was.
-        incomparable: why it cannot be held against the baseline; None when it can, or there is none.
-        notes: what the comparison lacks or what else differs, without weight.
+        diagnosis: the findings of the rules.
+        lines: the comparisons of all regressions and limits.
+        compared: what was compared with the baseline, in words; empty if nothing was.
+        incomparable: why the run cannot be compared with the baseline; None if it can, or there is no baseline.
+        notes: remarks on the comparison, which do not decide anything.
     """
 
     diagnosis: Diagnosis
@@ -58,16 +59,21 @@ def judge(
     settings: Mapping[str, Options],
     limits: Sequence[Limit],
 ) -> Judged:
-    """Run the rules, the regressions and the limits.
+    """Run the rules, the regressions and the limits on one run.
 
     Args:
-        baseline: for this run; a sentence when it covers other steps, None without one.
+        view: the run.
+        baseline: the baseline for this run; a sentence if it covers other steps; None if there is no baseline.
+        rules: rules of the diagnosis.
+        regressions: checks against the baseline.
+        settings: options of rules and regressions, by code.
+        limits: the parsed ``--fail-if`` limits.
     """
     if baseline is None and limits:
         view.keep(sampled_by_all([usable_steps(view)]))
     diagnosis = diagnose_view(view, rules, settings)
     if baseline is None:
-        found, run = _alone(view) if limits else ({}, {})
+        found, run = _figures_without_baseline(view) if limits else ({}, {})
         return Judged(diagnosis, _limits(limits, found, run, None, view))
     if isinstance(baseline, str):
         return Judged(diagnosis, [], incomparable=baseline)
@@ -83,7 +89,7 @@ def judge(
     return Judged(diagnosis, lines, where, notes=tuple(remarks(pairing, lines, regressions)))
 
 
-def _alone(view: RunView) -> tuple[dict[Key, Summary], dict[str, float | None]]:
+def _figures_without_baseline(view: RunView) -> tuple[dict[Key, Summary], dict[str, float | None]]:
     usable = usable_steps(view)
     steps = sorted(usable)
     sampled = sampled_by_all([usable])
@@ -102,34 +108,35 @@ def _limits(
 
 
 def accept(judged: Judged, allowances: Sequence[Allowance], today: dt.date, used: set[Allowance]) -> Judged:
-    """The same with what is allowed turned into information."""
+    """``judged`` with allowed findings and lines reduced to information; ``used`` collects the allowances applied."""
     findings = [accept_finding(f, allowances, today, used) for f in judged.diagnosis.findings]
     lines = accept_lines(judged.lines, allowances, today, used)
     return replace(judged, diagnosis=replace(judged.diagnosis, findings=tuple(findings)), lines=lines)
 
 
-def agreed(judged: Sequence[Judged], aggregate: str) -> list[Judged]:
-    """The runs with only what decides: comparisons of one subject by one run, findings that enough runs have.
+def aggregated(judged: Sequence[Judged], aggregate: str) -> list[Judged]:
+    """Reduce repeats to the deciding comparisons and findings, by ``aggregate``.
 
-    Of an even number the median is the worse of the two in the middle. With ``worst`` every run stands for itself.
+    Each comparison is kept in one run, the deciding one; a finding that too few runs have becomes information. If the
+    number of runs is even, the median is the worse of the middle two. With ``worst`` all runs are returned unchanged.
 
     Raises:
-        UsageError: not an aggregate.
+        UsageError: ``aggregate`` is not in ``AGGREGATES``.
     """
     if aggregate not in AGGREGATES:
         raise UsageError(f"runs are aggregated by {', '.join(AGGREGATES)}, got {aggregate!r}")
     if aggregate == "worst" or len(judged) < 2:
         return list(judged)
     needed = len(judged) if aggregate == "best" else (len(judged) + 1) // 2
-    kept = _deciding(judged, needed)
+    kept = _deciding_lines(judged, needed)
     return [
         replace(_outvoted(one, judged, needed), lines=[line for line in one.lines if id(line) in kept])
         for one in judged
     ]
 
 
-def _deciding(judged: Sequence[Judged], needed: int) -> set[int]:
-    """Of each subject the line that decides, by identity: as many runs as ``needed`` are at least that bad."""
+def _deciding_lines(judged: Sequence[Judged], needed: int) -> set[int]:
+    """``id`` of the deciding line of each check and subject: the ``needed``-th worst of the runs' lines."""
     groups: dict[tuple[str, str], list[Line]] = {}
     for one in judged:
         for line in one.lines:
@@ -147,7 +154,7 @@ def _outvoted(one: Judged, judged: Sequence[Judged], needed: int) -> Judged:
         having = sum(any(f.code == finding.code for f in other.diagnosis.findings) for other in judged)
         if having < needed and finding.severity is not Severity.INFO:
             reason = f"{plural(len(judged) - having, 'run')} of {len(judged):,} do not have it"
-            findings.append(demoted(finding, "outvoted", reason))
+            findings.append(as_information(finding, "outvoted", reason))
         else:
             findings.append(finding)
     return replace(one, diagnosis=replace(one.diagnosis, findings=tuple(findings)))

@@ -1,8 +1,8 @@
-"""Leading indicators: a run, while it goes on, held against a healthy one of the same training.
+"""Leading indicators: compares a running training with a healthy run of the same training, for ``record --reference``.
 
-Gradient amax growing faster, the second moment of gradients drifting, the loss above the reference: each moves before a
-run breaks (theory: no fault of its own yet). Runs are paired by step, so that warm-up and decay of the rate cancel;
-nothing is asked of seeds or data order, so single steps mean nothing and medians over a window do.
+Gradient amax growing faster, the second moment of gradients drifting, the loss above the reference: each changes before
+a run breaks, though none is a fault itself. Runs are paired by step, so that warm-up and decay of the learning rate
+cancel. Seeds and data order may differ, so only medians over a window are compared, never single steps.
 """
 
 from __future__ import annotations
@@ -16,32 +16,31 @@ from typing import Any
 import pandas as pd
 
 from precdoctor.comparison.compare import FIRST_DIFFERENCE, LOSS_GAP
+from precdoctor.comparison.spread import GAUSSIAN_MAD
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.healthy_steps import is_well
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import IDENTITY, RunView
 
-#: Newest common steps that are looked at, and the fewest of them that say anything.
+#: Most common steps to compare, the newest ones, and the fewest for a comparison.
 WINDOW, FEWEST = 32, 16
 #: Growth of a gradient's amax over the reference's, in binades between the first and the last quarter of the window.
 GROWTH = 2.0
 #: E[g²] over the reference's, in binades (a factor of 16), in the median over the window.
 DRIFT = 4.0
-#: A difference of losses counts when it is so many standard errors of its own noise.
+#: Smallest difference of losses that counts, in standard errors of the difference.
 SIGNIFICANT = 4.0
-#: How far behind the reference a run may be, as a share of the steps so far (at least a window).
+#: Steps that a run may be behind the reference, as a share of the steps so far (at least a window).
 LAG = 0.1
-#: Median absolute deviation to standard deviation, of a Gaussian.
-_SIGMA = 1.4826
 
 
 @dataclass(frozen=True)
 class Indicator:
-    """One sign that a run is leaving another one; its limits are constants.
+    """The code and the page of a comparison without options: its limits are constants.
 
     Attributes:
-        doc: what it says, with its limits.
+        doc: meaning and limits.
         checked: when, and by which command.
     """
 
@@ -53,7 +52,7 @@ class Indicator:
 
 
 _PAIRED = f"Held over the newest {WINDOW} steps that both runs have, {FEWEST} at least."
-#: What compare reports of two runs beside the regressions.
+#: Reported by ``compare`` in addition to the regressions.
 DIFFERENCES: tuple[Indicator, ...] = (
     Indicator(
         *FIRST_DIFFERENCE, Severity.INFO,
@@ -81,13 +80,18 @@ INDICATORS: tuple[Indicator, ...] = (
 )  # fmt: skip
 CODES: Mapping[str, str] = {i.code: i.name for i in INDICATORS}
 
-#: Amax and mean square of unscaled gradients, one row per tensor and step; indexed by both.
+#: Amax and mean square of unscaled gradients, indexed by tensor and step.
 Course = pd.DataFrame
 
 
 @dataclass(frozen=True)
 class Drifted:
-    """One gradient that left its reference: ``binades`` is log2 of the ratio, by step."""
+    """A gradient that left its reference.
+
+    Attributes:
+        binades: log2(run / reference), by step.
+        moved: the value that was compared with the limit, in binades.
+    """
 
     key: Key
     binades: Mapping[int, float]
@@ -95,18 +99,18 @@ class Drifted:
 
 
 def leading_findings(reference: RunView, view: RunView) -> list[Finding]:
-    """What has begun to part from the reference; nothing while too few steps are common to both.
+    """The findings of all indicators; empty while the runs have too few common steps.
 
     Args:
         reference: the healthy run.
-        view: the run at hand; its newest steps are looked at.
+        view: the running training; its newest steps are compared.
     """
     found = _loss(reference, view)
     steps = sorted(_sampled(reference) & _sampled(view))[-WINDOW:]
     if len(steps) >= FEWEST:
         ours, theirs = _gradients(view, steps), _gradients(reference, steps)
-        found += growing(ours, theirs)
-        found += drifting(ours, theirs)
+        found += growing_gradients(ours, theirs)
+        found += drifting_gradients(ours, theirs)
     return found
 
 
@@ -123,7 +127,7 @@ def _sampled(view: RunView) -> set[int]:
 
 
 def _losses(view: RunView) -> dict[int, float]:
-    """Per complete step the mean over ranks."""
+    """Mean finite loss over ranks, by complete step."""
     by_step: dict[int, list[float]] = {}
     for steps in view.timeline.values():
         for s in steps:
@@ -134,12 +138,13 @@ def _losses(view: RunView) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class LossGap:
-    """The newest losses of a run against its reference's.
+    """The newest losses of a run compared with those of its reference.
 
     Attributes:
-        steps: compared.
-        gap: median by which the run is above the reference, and above what the reference had :attr:`lag` steps before.
-        limit: beyond which that means something.
+        steps: the steps compared.
+        gap: median by which the loss is above the reference, on the same step and :attr:`lag` steps earlier, whichever
+            is less.
+        limit: largest gap that counts as no gap.
         lag: in steps.
     """
 
@@ -150,11 +155,11 @@ class LossGap:
 
 
 def loss_gap(ours: Mapping[int, float], theirs: Mapping[int, float]) -> LossGap | None:
-    """How far the run is behind; None while that cannot be told.
+    """The gap between the losses of run and reference; None while there are too few common steps.
 
-    A loss that falls is always above or below another seed's by what it falls in a few steps. So the run is held
-    against the higher of the reference's losses now and :data:`LAG` of its steps ago, and a gap must stand out of the
-    scatter of the difference.
+    While a loss falls, two seeds always differ by as much as it falls in a few steps. The run is therefore compared
+    with the higher of the reference's losses now and :data:`LAG` of the steps ago, and the limit depends on the noise
+    of the difference.
 
     Args:
         ours, theirs: loss by step.
@@ -168,7 +173,7 @@ def loss_gap(ours: Mapping[int, float], theirs: Mapping[int, float]) -> LossGap 
         return None
     differences = [ours[s] - theirs[s] for s in steps]
     middle = median(differences)
-    noise = _SIGMA * median(abs(d - middle) for d in differences) / math.sqrt(len(differences))
+    noise = GAUSSIAN_MAD * median(abs(d - middle) for d in differences) / math.sqrt(len(differences))
     expected = max(median(theirs[s] for s in steps), median(earlier))
     gap = min(middle, median(ours[s] for s in steps) - expected)
     return LossGap(steps, gap, max(LOSS_GAP, SIGNIFICANT * noise), lag)
@@ -195,7 +200,7 @@ def _loss(reference: RunView, view: RunView) -> list[Finding]:
 
 
 def _gradients(view: RunView, steps: Sequence[int]) -> Course:
-    """As the optimizer is given them; the largest over ranks."""
+    """The gradients as the optimizer reads them, the largest over ranks. Rows of zeros or with NaN are left out."""
     view.keep(steps)
     rows = view.measured(["multiplier"], ("weight_grad_step",), columns=("numel", "amax", "sum_sq", "nan"), steps=steps)
     rows = rows[(rows["amax"] > 0.0) & (rows["sum_sq"] > 0.0) & (rows["nan"] == 0)]
@@ -207,7 +212,7 @@ def _gradients(view: RunView, steps: Sequence[int]) -> Course:
 
 
 def _ratios(ours: Course, theirs: Course, which: str) -> Iterator[tuple[Key, dict[int, float]]]:
-    """Per gradient of both runs log2 of the ratio by step, where there are enough steps."""
+    """``(key, {step: log2(ours / theirs)})`` of each gradient with at least :data:`FEWEST` steps in both runs."""
     ratios = (ours[which] / theirs[which]).dropna().map(math.log2)
     place: Any  # which pandas types as one label
     for place, course in ratios.groupby(level=list(IDENTITY)):
@@ -219,30 +224,34 @@ def _ratios(ours: Course, theirs: Course, which: str) -> Iterator[tuple[Key, dic
             )
 
 
-def growing(ours: Course, theirs: Course) -> list[Finding]:
-    """Gradients whose amax grows away from the reference's, and stands above it."""
-    moved = []
+def growing_gradients(ours: Course, theirs: Course) -> list[Finding]:
+    """A finding on gradients whose amax grows faster than the reference's and has been above it in the last quarter."""
+    beyond = []
     for key, binades in _ratios(ours, theirs, "amax"):
         values = list(binades.values())
         quarter = len(values) // 4
         last = median(values[-quarter:])
         growth = min(last - median(values[:quarter]), last)
         if growth >= GROWTH and all(v > 0.0 for v in values[-quarter:]):
-            moved.append(Drifted(key, binades, growth))
-    return _told("PD822", moved, "amax of the gradient", GROWTH, "grew {:.1f} binades more than the reference's")
+            beyond.append(Drifted(key, binades, growth))
+    return _gradient_finding(
+        "PD822", beyond, "amax of the gradient", GROWTH, "grew {:.1f} binades more than the reference's"
+    )
 
 
-def drifting(ours: Course, theirs: Course) -> list[Finding]:
-    """Gradients whose mean square is another one."""
-    moved = []
+def drifting_gradients(ours: Course, theirs: Course) -> list[Finding]:
+    """A finding on gradients whose mean square differs from the reference's by :data:`DRIFT` binades in the median."""
+    beyond = []
     for key, binades in _ratios(ours, theirs, "square"):
         level = median(binades.values())
         if abs(level) >= DRIFT:
-            moved.append(Drifted(key, binades, level))
-    return _told("PD823", moved, "second moment of the gradient", DRIFT, "is {:+.1f} binades from the reference's")
+            beyond.append(Drifted(key, binades, level))
+    return _gradient_finding(
+        "PD823", beyond, "second moment of the gradient", DRIFT, "is {:+.1f} binades from the reference's"
+    )
 
 
-def _told(code: str, moved: Sequence[Drifted], what: str, limit: float, words: str) -> list[Finding]:
+def _gradient_finding(code: str, moved: Sequence[Drifted], what: str, limit: float, words: str) -> list[Finding]:
     """One finding: the gradient that moved most, the others as evidence."""
     if not moved:
         return []
@@ -250,10 +259,10 @@ def _told(code: str, moved: Sequence[Drifted], what: str, limit: float, words: s
     root, module, kind, name, _ = worst.key
     steps = sorted(worst.binades)
     parameter = ".".join(p for p in (module, name) if p)
-    said = words.format(worst.moved)
+    change = words.format(worst.moved)
     message = (
         f"Over the newest {plural(len(steps), 'common sampled step')} ({steps[0]} to {steps[-1]}) the {what} of "
-        f"`{parameter}` {said} (limit {limit:g}). {plural(len(moved), 'gradient')} beyond it."
+        f"`{parameter}` {change} (limit {limit:g}). {plural(len(moved), 'gradient')} beyond it."
     )
     evidence = {
         "binades": worst.moved,
@@ -265,7 +274,7 @@ def _told(code: str, moved: Sequence[Drifted], what: str, limit: float, words: s
         ],
     }
     place = Location(root=root or None, module=module, kind=kind, phase=Phase.BACKWARD, step=steps[0])
-    return [_finding(code, f"the {what} of `{parameter}` {said}", message, place, evidence)]
+    return [_finding(code, f"the {what} of `{parameter}` {change}", message, place, evidence)]
 
 
 def _finding(code: str, title: str, message: str, place: Location, evidence: Mapping[str, object]) -> Finding:

@@ -1,4 +1,4 @@
-"""One comparison of a gate: expected, found, limit; and the findings that failed ones become."""
+"""Single comparisons of a gate (expected, found, limit), and their conversion to findings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severi
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.rows import Key
 
-#: Subjects of one finding that its evidence lists.
+#: Most subjects that the evidence of a finding lists.
 _LISTED = 16
 _PHASES = {
     "loss": Phase.LOSS,
@@ -23,14 +23,16 @@ _PHASES = {
 
 @dataclass(frozen=True)
 class Line:
-    """One comparison: what was expected (the baseline), what was found, and how far apart the two may be.
+    """One comparison: the expected value (of the baseline), the value found, and the limit on their difference.
 
     Attributes:
-        excess: how far from passing, above 1 when it failed; lines are ranked by it. Infinite where there is no degree.
-        location: for the finding, when it did not pass.
-        numbers: found and expected, where they are numbers.
-        position: in execution order, for what comes first; infinite when unknown.
-        allowed: the reason for which a failure is accepted; it is then information.
+        check: code and name, such as ``PD801 underflow-increased``.
+        subject: the tensor or figure that was compared, in words.
+        excess: found over allowed difference, above 1 if failed; ranks lines. Infinite if a failure has no degree.
+        location: the location of the finding, if the line failed.
+        numbers: ``(found, expected)`` if they are numbers.
+        position: place in the execution order; infinite if unknown.
+        allowed: the reason for which a failure is accepted; the line is then information.
     """
 
     check: str
@@ -48,45 +50,42 @@ class Line:
 
     @property
     def code(self) -> str:
-        """``PD801``."""
+        """Code of the check, such as ``PD801``."""
         return self.check.partition(" ")[0]
 
     @property
     def module(self) -> str:
-        """FQN of the module it is about; empty for the root and for the whole run."""
+        """FQN of the module of the subject; empty for the root and for the whole run."""
         return (self.location.module if self.location is not None else None) or ""
 
     @property
     def module_named(self) -> bool:
-        """Whether it is about a module at all."""
+        """Whether the subject belongs to a module (or root)."""
         return self.location is not None and self.location.module is not None
 
     @property
     def suspect(self) -> str:
-        """The module whose code made the tensor."""
+        """FQN of the module whose code made the tensor: for an input, the module around the one that received it."""
         made_around = self.location is not None and self.location.kind == "input"
         return self.module.rpartition(".")[0] if made_around else self.module
 
     def accept(self, reason: str) -> Line:
-        """The same as information."""
+        """The line as information, accepted for ``reason``."""
         return replace(self, allowed=reason, severity=Severity.INFO)
 
 
-def told(lines: Sequence[Line]) -> list[Line]:
-    """The failed lines, worst first; without any, the one that came nearest to its limit."""
+def reported_lines(lines: Sequence[Line]) -> list[Line]:
+    """The failed lines, worst first; if none failed, the one line nearest to its limit."""
     ranked = sorted(lines, key=lambda line: (-line.excess, line.position))
     return [line for line in ranked if not line.passed] or ranked[:1]
 
 
-#: Which checks name a place best: the first step from equal values, then what a tensor is stored in.
+#: Checks that locate a fault best, the best first: deviation on the first step, then a changed dtype.
 _SHARPEST = ("PD813", "PD808")
 
 
 def suspects(lines: Sequence[Line]) -> list[str]:
-    """Modules that failed checks point at, the likeliest first; ``""`` is the root.
-
-    An input is recorded where no module's output covers it: functional code of the module around it made it.
-    """
+    """FQNs of the modules that failed checks point at, the likeliest first; ``""`` is the root."""
     failed = [line for line in lines if not line.passed and line.severity is Severity.ERROR and line.module_named]
     rank = {code: at for at, code in enumerate(_SHARPEST)}
     failed.sort(key=lambda line: (rank.get(line.code, len(rank)), -line.excess, line.position))
@@ -94,20 +93,21 @@ def suspects(lines: Sequence[Line]) -> list[str]:
 
 
 def phase_of(kind: str) -> Phase:
-    """When in a step tensors of this kind are made."""
+    """The phase of a step in which tensors of this kind are made."""
     return _PHASES.get(kind, Phase.FORWARD)
 
 
 def location_of(key: Key, step: int | None = None, module_class: str | None = None) -> Location:
-    """Where a tensor is."""
+    """The location of a tensor, for a finding."""
     return Location(key[0], key[1], module_class or None, key[2], phase_of(key[2]), step=step)
 
 
 def findings_of(lines: Sequence[Line], repeats: int) -> list[Finding]:
-    """One finding per regression: its worst line, the others as evidence.
+    """One finding per failed check: on its worst line, the others as evidence.
 
     Args:
-        repeats: healthy runs the baseline was learned from.
+        lines: ranked worst first.
+        repeats: number of healthy runs from which the baseline was learned.
     """
     failed: dict[str, list[Line]] = {}
     for line in lines:

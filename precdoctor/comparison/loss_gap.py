@@ -1,4 +1,4 @@
-"""How far the losses of two runs from the same seed lie apart, and how surely."""
+"""Estimates the gap between the losses of two runs from the same seed, with a confidence interval. Used by trials."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from statistics import fmean, stdev
 
 from precdoctor.comparison.spread import student_quantile
 
-#: Steps with a loss in both runs that an interval needs.
+#: Fewest steps with a loss in both runs for an interval.
 FEWEST = 4
-#: One tail of the 95 % interval.
+#: Probability of one tail of the 95 % interval.
 _TAIL = 0.025
-#: Neighbouring differences resemble each other; beyond this a few steps say nothing of the mean.
+#: Cap on the correlation of neighbouring differences, which would otherwise leave no independent steps.
 _MOST_CORRELATED = 0.95
 
 
 @dataclass(frozen=True)
 class LossGap:
-    """Loss of the changed run minus that of the other, over the last half of their common steps.
+    """Loss of the changed run minus loss of the reference, over the last half of their common steps.
 
     Attributes:
-        first, last, steps: the window, and how many of its steps count.
-        level: the mean loss of the other run there.
-        mean: of the differences.
-        low, high: 95 % interval of that mean: Student's t, with as many independent steps as the correlation of
-            neighbouring differences leaves.
-        noise: by how much the other run's own loss scatters from step to step, one standard deviation, its trend left
-            out.
-        allowed: the gap that counts as none.
+        first, last: the window of steps.
+        steps: number of steps in the window with finite losses in both runs.
+        level: mean loss of the reference in the window.
+        mean: mean difference.
+        low, high: 95 % interval of the mean difference: Student's t, the number of steps reduced for the correlation of
+            neighbouring differences.
+        noise: standard deviation of the reference's loss from step to step, its trend removed.
+        allowed: the largest gap that counts as no gap.
     """
 
     first: int
@@ -45,18 +45,18 @@ class LossGap:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the gap is within what is allowed; None where the interval leaves it open."""
+        """Whether the gap is at most ``allowed``; None if ``allowed`` lies inside the interval."""
         if self.high <= self.allowed:
             return True
         return False if self.low > self.allowed else None
 
 
 def loss_gap(before: Mapping[int, float], after: Mapping[int, float], share: float) -> LossGap | None:
-    """The gap over the last half of the common steps; None with fewer than :data:`FEWEST` finite losses there.
+    """The gap over the last half of the common steps; None if fewer than :data:`FEWEST` losses there are finite.
 
     Args:
-        before, after: loss by step; those that are not finite are left out.
-        share: of the loss that a gap may be; half of the run's own noise is allowed where that is more.
+        before, after: loss by step, of the reference and of the changed run; non-finite losses are left out.
+        share: largest allowed gap, as a share of the loss; half of the noise is allowed if that is larger.
     """
     common = sorted(s for s in before.keys() & after.keys() if math.isfinite(before[s]) and math.isfinite(after[s]))
     window = common[len(common) // 2 :]
@@ -71,9 +71,9 @@ def loss_gap(before: Mapping[int, float], after: Mapping[int, float], share: flo
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Half of the 95 % interval of the mean of ``values``, which follow each other and may be correlated.
+    """Half the width of the 95 % interval of the mean of ``values``, a series that may be correlated.
 
-    The number of values is reduced by (1 - r) / (1 + r), r being the correlation of neighbours (Bartlett 1935).
+    The number of values is reduced to n (1 - r) / (1 + r), where r is the correlation of neighbours (Bartlett 1935).
     """
     middle, count = fmean(values), len(values)
     squares = sum((v - middle) ** 2 for v in values)

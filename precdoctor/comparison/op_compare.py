@@ -1,6 +1,7 @@
-"""``compare --ops``: two runs held against each other op by op, on the steps whose ops both have listed.
+"""Compares two runs op by op, for ``compare --ops``, on the steps whose ops both runs have recorded.
 
-And what follows from a difference, as a tree: ops as values flow, those of one module in a row as one entry.
+Also builds the tree of ops that a difference reaches, following the flow of values. Consecutive ops of one module are
+one branch.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ _PHASES = {"recompute": Phase.BACKWARD, "script": Phase.DATA}
 
 @dataclass(frozen=True)
 class OpComparison:
-    """What ``compare A B --ops`` found; B is held against A.
+    """The result of ``compare A B --ops``; A is the reference.
 
     Attributes:
         a, b: the runs' paths.
-        lists: by step and rank.
-        notes: worth knowing, one sentence each.
-        diagnosis: the finding in the shape of every report.
+        lists: the compared lists, ordered by step and rank.
+        notes: remarks, one sentence each.
+        diagnosis: the finding, in the form that every report takes.
     """
 
     a: str
@@ -50,7 +51,9 @@ class OpComparison:
 
     @property
     def first(self) -> ListComparison | None:
-        """The first list with an op that differs beyond what is explained, else the first with one that differs."""
+        """Of the first step with a difference: the first list with an unexplained one, else its first list; None if all
+        lists are equal.
+        """
         return _first(self.lists)
 
 
@@ -61,11 +64,11 @@ def _first(lists: Sequence[ListComparison]) -> ListComparison | None:
 
 
 def compare_ops(a: Run, b: Run) -> OpComparison:
-    """Hold the ops of run ``b`` against those of run ``a``.
+    """Compare the ops of run ``b`` with those of run ``a``, the reference.
 
     Raises:
         NothingRecordedError: a run holds no list of ops, or no training step.
-        IncomparableRunsError: no step and rank is listed in both.
+        IncomparableRunsError: no step and rank is listed in both runs.
         RunUnreadableError: a list is damaged or cannot be read.
     """
     keys_a, keys_b = listed(a), listed(b)
@@ -103,7 +106,7 @@ def _notes(a: Run, b: Run, lists: Sequence[ListComparison]) -> list[str]:
 
 
 def place_of(difference: Difference) -> str:
-    """``aten.add.Tensor in blocks.1.norm``; where it is another op in B, that as well."""
+    """Op and module: ``aten.add.Tensor in blocks.1.norm``, with the op of B if that is another one."""
     op, other = difference.op, difference.b
     name = op.name if other is None or other.name == op.name else f"{op.name} ({other.name} in B)"
     return f"{name} in {op.module or op.root or f'the {op.phase} code'}"
@@ -144,7 +147,7 @@ def _finding(found: ListComparison) -> Finding:
 
 
 def reason_of(difference: Difference) -> str:
-    """One sentence: what is different about the op, and whether its format explains it."""
+    """How the op differs between the runs, and whether its format explains it, in one or two sentences."""
     a, b, error = difference.a, difference.b, difference.error
     if a is None or b is None:
         only = "A" if b is None else "B"
@@ -157,34 +160,34 @@ def reason_of(difference: Difference) -> str:
         return f"Only {only} runs this op, and the other run has no tensor like its result."
     if difference.reads_others:
         return "It reads other tensors in B than in A: the code computes in another order, or from other values."
-    told = "cannot be compared" if error is None else f"differ by {error:.2g} (relative L2)"
+    outcome = "cannot be compared" if error is None else f"differ by {error:.2g} (relative L2)"
     where = "within" if difference.explained else "beyond"
     limit = f"{where} the limit {difference.limit:.2g} of its format and operands"
     if a.settings != b.settings and a.name == b.name:
-        return f"{_arguments(a.settings, b.settings)} Its results {told}, {limit}."
-    return f"Its results {told}, {limit}."
+        return f"{_arguments(a.settings, b.settings)} Its results {outcome}, {limit}."
+    return f"Its results {outcome}, {limit}."
 
 
 def _arguments(a: str | None, b: str | None) -> str:
-    """Which arguments that are no tensors differ; both as a log has them, which anybody may have written."""
+    """A sentence on the non-tensor arguments that differ; ``a`` and ``b`` are JSON from the logs, possibly invalid."""
     try:
         ours, theirs = ({} if x is None else dict(json.loads(x)) for x in (a, b))
     except (TypeError, ValueError, RecursionError):
         return f"Its arguments are {a} in A and {b} in B."
     absent = "not given"
     pairs = {name: (ours.get(name, absent), theirs.get(name, absent)) for name in {**ours, **theirs}}
-    told = (f"`{name}` is {x} in A and {y} in B" for name, (x, y) in pairs.items() if x != y)
-    return f"Argument {', '.join(told)}."
+    changes = (f"`{name}` is {x} in A and {y} in B" for name, (x, y) in pairs.items() if x != y)
+    return f"Argument {', '.join(changes)}."
 
 
 @dataclass(frozen=True)
 class Branch:
-    """One or several ops in a row, of one module and phase.
+    """A branch of the tree: consecutive differences of one module and phase.
 
     Attributes:
-        depth: how many branchings lie above it; the largest part of the tree goes on at the depth of its parent.
+        depth: indentation. The child with the largest subtree has its parent's depth, the other children one more.
         ops: the differences, in order.
-        growth: the distance at its end over that at the origin; None where one of them is not known, or infinite.
+        growth: distance at the end of the branch over that at the origin; None if either is unknown or infinite.
     """
 
     depth: int
@@ -193,12 +196,12 @@ class Branch:
 
     @property
     def end(self) -> Difference:
-        """The last op."""
+        """The last difference of the branch."""
         return self.ops[-1]
 
 
 def branches(found: ListComparison, origin: Difference) -> list[Branch]:
-    """The tree below ``origin``, depth first: what ends soon before what goes on."""
+    """The branches of the tree below ``origin``, depth first; smaller subtrees before larger ones."""
     following = found.following(origin)
     differences = dict(following)
     first = found.differences.index(origin)
@@ -213,7 +216,7 @@ def branches(found: ListComparison, origin: Difference) -> list[Branch]:
     while waiting:
         at, depth = waiting.pop()
         row = [at]
-        while len(below := children.get(row[-1], [])) == 1 and _together(differences[row[-1]], differences[below[0]]):
+        while len(below := children.get(row[-1], [])) == 1 and _same_place(differences[row[-1]], differences[below[0]]):
             row += below
         ops = [differences[n] for n in row]
         out.append(Branch(depth, ops, _growth(origin, ops[-1])))
@@ -222,12 +225,12 @@ def branches(found: ListComparison, origin: Difference) -> list[Branch]:
 
 
 def _ordered(children: Sequence[int], sizes: dict[int, int], depth: int) -> list[tuple[int, int]]:
-    """A stack of children: on top those with the least below them, at the bottom the one that goes on."""
+    """``(child, depth)`` as a stack: the child with the smallest subtree is last, and so popped first."""
     ranked = sorted(children, key=lambda at: (-sizes[at], at))
     return [(at, depth + (n > 0)) for n, at in enumerate(ranked)]
 
 
-def _together(a: Difference, b: Difference) -> bool:
+def _same_place(a: Difference, b: Difference) -> bool:
     return (a.op.module, a.op.phase) == (b.op.module, b.op.phase)
 
 

@@ -1,9 +1,9 @@
-"""Where two lists of ops part, beyond what formats explain, and what follows from it.
+"""Finds the ops whose results differ between two lists, whether formats explain it, and what follows from it.
 
-An op that both lists have is compared with its counterpart, result by result. Of the ops that one list has alone only
-those results count that an op of both reads, and states that stay: not the inside of compiled code or of a
-decomposition. Such a result is compared with the nearest one of its size: of the other list's own ops in the same gap,
-else of the whole other list. A result that the other list also has, in every bit, differs in nothing.
+A paired op is compared with its counterpart, result by result. Of the unpaired ops in a gap between two pairs, only
+results count that a paired op reads, and states written in place; intermediate results of compiled code or of a
+decomposition do not. Such a result is compared with the nearest tensor of equal size: among the results of the other
+list in the same gap, else in the whole other list. A result whose bits also occur in the other list is no difference.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from typing import Final
 from precdoctor.comparison.op_alignment import APART, Slot, align, distance, limit, roundoff
 from precdoctor.comparison.op_lists import Op, OpTensor
 
-#: Results of ops of one list only that are further apart than this are no counterparts of each other.
+#: Largest relative distance at which two results of unpaired ops can be counterparts.
 _NEAR: Final = 0.5
-#: Units of roundoff per square root of an op that other ops in a gap may add up to, and what the gap may amplify.
+#: Limit in a gap of ``n`` ops: the first times sqrt(n) unit roundoffs, plus the second times the operands' distance.
 _PER_OP, _AMPLIFIED = 4.0, 8.0
-#: Units of roundoff between a tensor and its cast.
+#: Largest distance between a tensor and its cast, in unit roundoffs.
 _CAST: Final = 2.0
-#: Results of one size that one is held against.
-_MOST: Final = 4096
-#: Pairs of results of one size in a gap that are tried; of more, as of an optimizer's weights, the order decides.
+#: Most tensors of one size among which the nearest is looked for.
+_MOST_CANDIDATES: Final = 4096
+#: Most pairs of results of one size in a gap to compare; if there are more (an optimizer's weights), results are paired
+#: in order.
 _MOST_PAIRS: Final = 1 << 16
-#: Differences that one is said to follow from.
+#: Most parents of a difference; the latest are kept.
 _MOST_PARENTS: Final = 16
 
 
@@ -36,12 +37,13 @@ class Difference:
     """An op whose result differs.
 
     Attributes:
-        a, b: the op in either list; None where it has no counterpart.
-        made_a, made_b: its result that differs most, or the nearest one of the other list.
-        error: their relative L2 distance; None where nothing was near.
-        limit: how large it may be, by format and by what went in.
-        reads_others: its operands are other tensors of the run than those of its counterpart.
-        parents: positions, in the list of differences, of those that this one follows from.
+        a, b: the op in either list; None in the list that has no counterpart.
+        made_a, made_b: the result that differs most, in either list; for an unpaired op, its result and the nearest
+            tensor of the other list (for a cast, the operand), or None.
+        error: relative L2 distance of these two; None if it is unknown, or nothing was near.
+        limit: the largest distance that format and operands explain.
+        reads_others: the op reads other tensors than its counterpart, all of which occur in both lists.
+        parents: positions, in the list of differences, of the differences that reach its operands.
     """
 
     a: Op | None
@@ -55,20 +57,20 @@ class Difference:
 
     @property
     def op(self) -> Op:
-        """In A, or else in B."""
+        """The op in A; if A has none, in B."""
         found = self.a or self.b
         assert found is not None, "one of them is there"
         return found
 
     @property
     def explained(self) -> bool:
-        """Whether format and operands explain it."""
+        """Whether format and operands explain the difference."""
         return not self.reads_others and self.error is not None and self.error <= self.limit
 
 
 @dataclass(frozen=True)
 class Given:
-    """A tensor that no op of the step has made, and that differs: the runs were apart before."""
+    """A tensor that differs although no op of the step made it: the runs differed before the step."""
 
     op: Op
     tensor: OpTensor
@@ -77,13 +79,13 @@ class Given:
 
 @dataclass(frozen=True)
 class ListComparison:
-    """Two lists of one step and rank.
+    """The comparison of two lists of ops, of one step and rank.
 
     Attributes:
-        ops_a, ops_b: how many ops each has.
-        paired: how many both have.
-        differences: in order of execution.
-        given: what differed before the step, as ops read it.
+        ops_a, ops_b: number of ops in each list.
+        paired: number of ops that both lists have.
+        differences: the ops that differ, in order of execution.
+        given: tensors that differed before the step, in the order in which ops read them.
     """
 
     step: int
@@ -101,16 +103,16 @@ class ListComparison:
 
     @property
     def beyond(self) -> Difference | None:
-        """The first one that differs by more than is explained."""
+        """The first difference that format and operands do not explain; None if all are explained."""
         return next((d for d in self.differences if not d.explained), None)
 
     @property
     def origin(self) -> Difference | None:
-        """What to look at: the first one beyond what is explained, else the first one."""
+        """The difference to report: the first unexplained one, else the first one; None if there is none."""
         return self.beyond or self.first
 
     def following(self, origin: Difference) -> list[tuple[int, Difference]]:
-        """Positions and differences of what follows from one of them, in order of execution."""
+        """``(position, difference)`` of each difference that ``origin`` reaches, in order of execution."""
         reached = {self.differences.index(origin)}
         for at, found in enumerate(self.differences):
             if not reached.isdisjoint(found.parents):
@@ -118,24 +120,24 @@ class ListComparison:
         return [(at, self.differences[at]) for at in sorted(reached)[1:]]
 
     def outcome(self, origin: Difference) -> Difference | None:
-        """The last op of the forward pass, or of the loss, that follows from it."""
+        """The last difference of the forward pass, or of the loss, that ``origin`` reaches; None if there is none."""
         forward = [d for _, d in self.following(origin) if d.op.phase in ("forward", "loss") and d.error is not None]
         return forward[-1] if forward else None
 
 
 def compare_lists(a: Sequence[Op], b: Sequence[Op], step: int = 0, rank: int = 0) -> ListComparison:
-    """Hold list ``b`` against list ``a``."""
+    """Compare list ``b`` with list ``a``, the reference."""
     return _Comparer(a, b).run(step, rank)
 
 
 class _Side:
-    """What is known of one list."""
+    """One of the two lists, with its tensors and readers indexed, and the distances found so far."""
 
     def __init__(self, ops: Sequence[Op]) -> None:
         self.ops = ops
         self.prints: set[int] = set()
         self._by_size: dict[int, dict[int, OpTensor]] = {}
-        #: By op: of those that read its results, index and what they read.
+        #: By index of an op: ``(index of the reading op, operand)`` for each read of its results.
         self._readers: dict[int, list[tuple[int, OpTensor]]] = {}
         for op in ops:
             for x in op.reads:
@@ -146,16 +148,19 @@ class _Side:
                     self.prints.add(x.fingerprint)
                     self._by_size.setdefault(x.numel, {}).setdefault(x.fingerprint, x)
         self.paired: set[int] = set()
-        #: By fingerprint: how far it is from its counterpart; by op: the differences that its results come from.
+        #: By fingerprint of a tensor: its distance from its counterpart.
         self.errors: dict[int, float] = {}
+        #: By index of an op: positions of the latest differences that reach its results.
         self.sources: dict[int, frozenset[int]] = {}
 
     def nearest(self, x: OpTensor) -> tuple[float | None, OpTensor | None]:
-        """Of all tensors of the list that have as many elements; views of other shapes hold them in the same order."""
-        return _nearest(x, itertools.islice(self._by_size.get(x.numel, {}).values(), _MOST))
+        """``(distance, tensor)`` of the nearest tensor with as many elements as ``x``; shapes may differ."""
+        return _nearest(x, itertools.islice(self._by_size.get(x.numel, {}).values(), _MOST_CANDIDATES))
 
     def leaves(self, op: Op, x: OpTensor) -> bool:
-        """Whether an op of both lists reads this result of one that the other list has not, or it is a state."""
+        """Return whether result ``x`` of an unpaired op counts: a paired op reads it, it is a state written in place,
+        or the op is compiled code.
+        """
         readers = self._readers.get(op.index, [])
         if op.is_compiled:
             return True
@@ -171,7 +176,7 @@ class _Side:
 
 
 def _is_view_of(read: OpTensor, made: OpTensor) -> bool:
-    """Whether what an op read is what another one made, in whatever shape, or a part of it."""
+    """Return whether operand ``read`` is result ``made``, a view of it, or a part of it."""
     if read.numel < made.numel:
         return True
     same = (read.numel, read.amax, read.bad) == (made.numel, made.amax, made.bad)
@@ -188,7 +193,7 @@ def _nearest(x: OpTensor, among: Iterable[OpTensor]) -> tuple[float | None, OpTe
 
 
 def _nearest_pairs(a: Sequence[OpTensor], b: Sequence[OpTensor]) -> list[tuple[float, int, int]]:
-    """Distances and positions of those that belong together, the nearest first; each is in one pair at most."""
+    """``(distance, index in a, index in b)`` of counterparts, the nearest first; no tensor is in two pairs."""
     sizes: dict[int, tuple[list[int], list[int]]] = {}
     for side, tensors in enumerate((a, b)):
         for at, x in enumerate(tensors):
@@ -200,17 +205,17 @@ def _nearest_pairs(a: Sequence[OpTensor], b: Sequence[OpTensor]) -> list[tuple[f
             if (found := distance(a[i], b[j])) is not None and found <= _NEAR:
                 apart.append((found, i, j))
     pairs: list[tuple[float, int, int]] = []
-    taken: tuple[set[int], set[int]] = (set(), set())
+    used: tuple[set[int], set[int]] = (set(), set())
     for found, i, j in sorted(apart):
-        if i not in taken[0] and j not in taken[1]:
-            taken[0].add(i)
-            taken[1].add(j)
+        if i not in used[0] and j not in used[1]:
+            used[0].add(i)
+            used[1].add(j)
             pairs.append((found, i, j))
     return pairs
 
 
 class _Comparer:
-    """One comparison."""
+    """Compares two lists; keeps the differences found so far."""
 
     def __init__(self, a: Sequence[Op], b: Sequence[Op]) -> None:
         self._a, self._b = _Side(a), _Side(b)
@@ -245,30 +250,33 @@ class _Comparer:
         for x, y in zip(a.makes, b.makes, strict=False):
             apart = distance(x, y)
             if not apart and (apart is None or x.dtype != y.dtype or x.fingerprint == y.fingerprint):
-                continue  # equal, or nothing is known
+                continue  # equal, or the distance is unknown
             most = limit(a, b, errors, max(x.norm or 0.0, y.norm or 0.0))
-            found = Difference(a, b, x, y, apart, most, others, self._parents(a, b))
-            self._note(x, y, apart)
-            if worst is None or _excess(found) > _excess(worst):
-                worst = found
+            difference = Difference(a, b, x, y, apart, most, others, self._parents(a, b))
+            self._record_distance(x, y, apart)
+            if worst is None or _excess(difference) > _excess(worst):
+                worst = difference
         self._add(worst, [a], [b])
 
     def _errors_in(self, a: Op, b: Op, *, reordered: bool) -> list[tuple[float, float]]:
-        """How far each operand is apart, and its norm."""
+        """``(relative distance, norm)`` of each operand. Operands that differed before the step go to ``_given``."""
         errors = []
         for x, y in zip(a.reads, b.reads, strict=False):
             apart = distance(x, y)
             if x.producer is None and y.producer is None and apart != 0.0 and not self._b.has(x):
                 self._given.append(Given(a, x, apart))
-            known = max(self._a.error_of(x), self._b.error_of(y))
-            apart = known if apart is None or reordered else apart
-            made = max((m.numel for m in a.makes), default=1)
-            spread = math.sqrt(max(1.0, made / max(x.numel, 1)))  # a broadcast operand counts as often as it is used
+            recorded = max(self._a.error_of(x), self._b.error_of(y))
+            apart = recorded if apart is None or reordered else apart
+            result_size = max((m.numel for m in a.makes), default=1)
+            spread = math.sqrt(max(1.0, result_size / max(x.numel, 1)))  # a broadcast operand counts once per use
             errors.append((apart, max(x.norm or 0.0, y.norm or 0.0) * spread))
         return errors
 
     def _reads_others(self, a: Op, b: Op) -> bool:
-        """Whether operands differ that the other list also has: the op reads them in another place, or others."""
+        """Return whether the op reads other tensors in B than in A, all of which occur in both lists.
+
+        The operands are then reordered or replaced, not computed differently.
+        """
         mine, theirs = ({x.fingerprint for x in op.reads if x.numel > 1} for op in (a, b))
         apart = [x for x in a.reads if x.numel > 1 and x.fingerprint not in theirs]
         apart_b = [y for y in b.reads if y.numel > 1 and y.fingerprint not in mine]
@@ -284,35 +292,35 @@ class _Comparer:
         )
         inside: set[int] = set()
         for ops, others, left, other in ((a, b, left_a, self._b), (b, a, left_b, self._a)):
-            if any(op.is_compiled for op in others):  # code that was compiled in parts: any result may be that of one
+            if any(op.is_compiled for op in others):  # any result of this side may be one of the compiled code
                 kept = {id(x) for _, x in left}
                 more = [(op, x) for op in ops for x in op.makes if id(x) not in kept and not other.has(x)]
                 left.extend(more)
                 inside |= {id(x) for _, x in more}
         most = self._gap_limit(a, b)
-        found: list[tuple[int, Difference]] = []
+        indexed: list[tuple[int, Difference]] = []
         used: set[int] = set()
         for apart, i, j in _nearest_pairs([x for _, x in left_a], [y for _, y in left_b]):
             (op_a, x), (op_b, y) = left_a[i], left_b[j]
-            self._note(x, y, apart)
+            self._record_distance(x, y, apart)
             if apart == 0:
                 used |= {id(x), id(y)}
                 continue
             what = Difference(op_a, op_b, x, y, apart, most, reads_others=False, parents=self._parents(op_a, op_b))
-            found.append((op_a.index, what))
-        used |= inside | {id(x) for _, d in found for x in (d.made_a, d.made_b)}
-        found += [(op.index, self._alone(op, x, most, of_a=True)) for op, x in left_a if id(x) not in used]
-        found += [(op.index, self._alone(op, y, most, of_a=False)) for op, y in left_b if id(y) not in used]
-        found = [f for f in found if f[1].error != 0]
-        for _, what in sorted(found, key=lambda f: (f[1].a is None, f[0])):
+            indexed.append((op_a.index, what))
+        used |= inside | {id(x) for _, d in indexed for x in (d.made_a, d.made_b)}
+        indexed += [(op.index, self._alone(op, x, most, of_a=True)) for op, x in left_a if id(x) not in used]
+        indexed += [(op.index, self._alone(op, y, most, of_a=False)) for op, y in left_b if id(y) not in used]
+        indexed = [f for f in indexed if f[1].error != 0]
+        for _, what in sorted(indexed, key=lambda f: (f[1].a is None, f[0])):
             self._add(what, [what.a] if what.a else [], [what.b] if what.b else [])
-        for side, ops in ((self._a, a), (self._b, b)):  # what stays inside hands on where it comes from
+        for side, ops in ((self._a, a), (self._b, b)):  # ops inside the gap pass on the sources of their operands
             for op in ops:
                 if op.index not in side.sources:
                     side.sources[op.index] = self._sources(side, op)
 
     def _casts(self, side: _Side, ops: Sequence[Op]) -> set[int]:
-        """Of ops that the other list has nothing in place of: results that are what was read, in another format."""
+        """``id`` of the results that are casts of an operand, of ops in a gap where the other list has no ops."""
         found = set()
         for op in ops:
             for x in op.makes:
@@ -325,7 +333,9 @@ class _Comparer:
         return found
 
     def _alone(self, op: Op, x: OpTensor, most: float, *, of_a: bool) -> Difference:
-        """A result without a counterpart: a cast of what the op reads, or near to some tensor of the other list."""
+        """The difference of a result without counterpart: compared with an operand, if it is a cast of that, else with
+        the nearest tensor of the other list.
+        """
         side, other = (self._a, self._b) if of_a else (self._b, self._a)
         parents = self._sources(side, op)
         apart, near = _nearest(x, op.reads)
@@ -351,9 +361,9 @@ class _Comparer:
         own = _PER_OP * math.sqrt(max(len(a), len(b), 1)) * roundoff(tensors)
         return own + _AMPLIFIED * max(entering, default=0.0)
 
-    # --- what follows from what --------------------------------------------------------------------------------------
+    # --- distances and parents ---------------------------------------------------------------------------------------
 
-    def _note(self, x: OpTensor, y: OpTensor, apart: float | None) -> None:
+    def _record_distance(self, x: OpTensor, y: OpTensor, apart: float | None) -> None:
         for side, tensor in ((self._a, x), (self._b, y)):
             if tensor.fingerprint is not None:
                 side.errors[tensor.fingerprint] = APART if apart is None else apart
@@ -369,7 +379,7 @@ class _Comparer:
 
     @staticmethod
     def _sources(side: _Side, op: Op) -> frozenset[int]:
-        """The latest differences that operands come from."""
+        """Positions of the latest differences that reach the op's operands, at most ``_MOST_PARENTS``."""
         found = [side.sources.get(x.producer, frozenset()) for x in op.reads if x.producer is not None]
         return frozenset(sorted(frozenset().union(*found))[-_MOST_PARENTS:])
 

@@ -1,4 +1,4 @@
-"""The lists of ops that ``record --ops`` leaves in a log, as objects."""
+"""Reads the lists of ops that ``record --ops`` wrote, as objects. Used by ``compare --ops``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from precdoctor.errors import NothingRecordedError
 from precdoctor.numerics.sketch import WIDTH
 from precdoctor.runlog.reader import Run
 
-#: Columns that say nothing an op or a tensor is compared by.
+#: Columns to read.
 _COLUMNS = (
     *("step", "rank", "attempt", "index", "op", "phase", "root", "module", "file", "line", "code", "settings", "side"),
     *("position", "argument", "name", "producer", "dtype", "shape", "numel", "fingerprint", "nan", "pos_inf"),
@@ -25,15 +25,15 @@ class OpTensor:
     """A tensor that an op read or made.
 
     Attributes:
-        argument: which argument of the op it was; None of a result.
-        name: of a weight that no op of the step has written.
-        producer: index of the op that wrote it last; None where none of the step has.
-        fingerprint: equal for equal bits; None where the memory could not be read.
-        bad: numbers of NaN, +Inf and -Inf; None of integers.
-        amax: largest magnitude; None without finite elements, and of integers.
-        norm: L2, over finite elements.
-        mean: the same.
-        sketch: see :mod:`precdoctor.numerics.sketch`.
+        argument: name of the op's argument; None for a result.
+        name: name of the weight, if no op of the step has written it.
+        producer: index of the op of this step that wrote it last; None if there is none.
+        fingerprint: equal for equal bits; None if the memory could not be read.
+        bad: numbers of NaN, +Inf and -Inf; None for integers.
+        amax: largest magnitude; None for integers and without finite elements.
+        norm: L2 norm over the finite elements; None if unknown.
+        mean: mean over the finite elements; None if unknown.
+        sketch: see :mod:`precdoctor.numerics.sketch`; None if unknown.
     """
 
     argument: str | None
@@ -52,7 +52,7 @@ class OpTensor:
 
 @dataclass(frozen=True)
 class Op:
-    """One op of a step: its place in the code, what it read (in order) and what it made."""
+    """One op of a step: its place in the code, its operands (``reads``, in order) and its results (``makes``)."""
 
     index: int
     name: str
@@ -68,40 +68,40 @@ class Op:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether it stands for compiled code."""
+        """Whether this is a call of compiled code, which is listed as one op."""
         return self.name.startswith("compiled.")
 
     @property
     def source(self) -> str:
-        """``model.py:42``, with the directory; empty where the line is not known."""
+        """``path/model.py:42``; empty if the source line is unknown."""
         return f"{self.file}:{self.line}" if self.file is not None else ""
 
 
-#: The step and the rank of a list.
+#: Step and rank of a list.
 Key = tuple[int, int]
 
 
 def listed(run: Run) -> list[Key]:
-    """Steps and ranks whose ops are in the log, by step; of a rank that was started again, its last attempt counts.
+    """Steps and ranks whose ops are in the log, in order.
 
     Raises:
-        NothingRecordedError: there are none.
+        NothingRecordedError: the log holds no ops.
         RunUnreadableError: the table is damaged or cannot be read.
     """
-    found: set[Key] = set()
+    keys: set[Key] = set()
     for batch in run.batches("ops", ["step", "rank"]):
-        found.update(zip(batch.column("step").to_pylist(), batch.column("rank").to_pylist(), strict=True))
-    if not found:
+        keys.update(zip(batch.column("step").to_pylist(), batch.column("rank").to_pylist(), strict=True))
+    if not keys:
         why = next((e["data"]["why"] for e in RunView(run).events_of("ops") if "why" in e["data"]), None)
         reason = f" ({why})" if why is not None else ""
         raise NothingRecordedError(
             f"{run.origin} holds no list of ops{reason}; record one with: precdoctor record --ops 0 -- python train.py"
         )
-    return sorted(found)
+    return sorted(keys)
 
 
 def read_ops(run: Run, key: Key) -> list[Op]:
-    """The ops of one step and rank, in the order in which they began.
+    """The ops of one step and rank, in the order in which they began; if several attempts have them, of the last.
 
     Raises:
         RunUnreadableError: the table is damaged or cannot be read.

@@ -1,6 +1,6 @@
-"""Rows of two runs side by side: the same tensor on the same step and rank.
+"""Pairs rows of two runs: the same tensor on the same step and rank.
 
-Modules that changed their names between the runs are matched by what they are: class, shapes and place in order.
+Modules that were renamed between the runs are matched by class, shapes and order.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 #: Root and FQN of a module.
 Module = tuple[str, str]
-#: Module class, and per tensor its kind, name and shape: what survives a renaming.
+#: Module class, and ``(kind, name, shape)`` of its tensors: the facts that do not change when a module is renamed.
 _Signature = tuple[str, tuple[tuple[str, str, tuple[int, ...]], ...]]
 
 
-def renamed(found: Mapping[Key, Summary], expected: Mapping[Key, Expected]) -> dict[Module, Module]:
-    """Modules of ``found`` that go by another name in ``expected``.
+def names_by_structure(found: Mapping[Key, Summary], expected: Mapping[Key, Expected]) -> dict[Module, Module]:
+    """Renamed modules, ``module in found -> module in expected``.
 
-    Modules that only one of the two has are aligned in the order in which they were first recorded; a pair must have
-    the same class and the same tensors of the same shapes. What has no such partner stays unmatched.
+    Modules that only one side has are aligned in the order in which they were first recorded. The two of a pair have
+    the same class and the same tensors, of the same shapes. Modules without such a partner are left out.
     """
     ours, theirs = _signatures(found), _signatures(expected)
     alone = [m for m in ours if m not in theirs]
@@ -47,19 +47,22 @@ def renamed(found: Mapping[Key, Summary], expected: Mapping[Key, Expected]) -> d
 
 
 def translated(table: Mapping[Key, Summary], names: Mapping[Module, Module]) -> dict[Key, Summary]:
-    """``table`` with its modules under their other names."""
+    """``table`` with its modules renamed by ``names``."""
     return {translate(key, names): summary for key, summary in table.items()}
 
 
 def translate(key: Key, names: Mapping[Module, Module]) -> Key:
-    """``key`` with its module under its other name, if it has one."""
+    """``key`` with its module renamed by ``names``."""
     root, module, kind, name, call = key
     new_root, new_module = names.get((root, module), (root, module))
     return (new_root, new_module, kind, name, call)
 
 
-def overridden(keys: Iterable[Key], rules: Iterable[tuple[str, str]]) -> dict[Module, Module]:
-    """What ``OLD=NEW`` prefixes of FQNs say; a prefix ends at a dot or the name's end, and an empty one is the root."""
+def names_by_rules(keys: Iterable[Key], rules: Iterable[tuple[str, str]]) -> dict[Module, Module]:
+    """The modules that the rules ``(old prefix, new prefix)`` rename, ``module -> renamed module``.
+
+    A prefix must end at a dot or at the end of the FQN; the empty prefix matches every module.
+    """
     names: dict[Module, Module] = {}
     for root, module, *_ in keys:
         for old, new in rules:
@@ -74,7 +77,8 @@ def _signatures(table: Mapping[Key, Summary] | Mapping[Key, Expected]) -> dict[M
     tensors: dict[Module, list[tuple[str, str, tuple[int, ...]]]] = {}
     classes: dict[Module, str] = {}
     for (root, module, kind, name, _), summary in table.items():
-        # activations follow the batch, and rows of the optimizer come and go with sampling: weights say what it is
+        # Only shapes of weights count: those of activations vary with the batch. Only weights and outputs count:
+        # optimizer rows are missing on some steps.
         shape = summary.shape if kind == "weight" else ()
         if kind in ("weight", "output"):
             tensors.setdefault((root, module), []).append((kind, name, shape))
@@ -84,12 +88,12 @@ def _signatures(table: Mapping[Key, Summary] | Mapping[Key, Expected]) -> dict[M
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Rows of two frames that belong together, in order of step and rank, then as in the first frame.
+    """Pairs of rows of two frames, ordered by step and rank, then as in the first frame.
 
     Attributes:
         keys: the tensors, named as in the first run.
-        tensor: which of them each pair is of, shape ``(pairs,)``.
-        first, second: the rows in the two frames.
+        tensor: index into ``keys`` for each pair, shape ``(pairs,)``.
+        first, second: row numbers in the two frames, shape ``(pairs,)``.
     """
 
     keys: Sequence[Key]
@@ -98,12 +102,12 @@ class Pairs:
     second: Ints
 
 
-def paired(first: pd.DataFrame, second: pd.DataFrame, names: Mapping[Module, Module]) -> Pairs:
-    """Pair rows by step, rank, tensor and phase; of several rows the one of the last attempt counts.
+def pair_rows(first: pd.DataFrame, second: pd.DataFrame, names: Mapping[Module, Module]) -> Pairs:
+    """Pair rows by step, rank, tensor and phase; if several attempts have the row, the last attempt's counts.
 
     Args:
-        first, second: measured frames that have the phase.
-        names: modules of ``second`` that go by another name in ``first``.
+        first, second: measured frames with the column ``phase``.
+        names: renamed modules, ``module in second -> module in first``.
     """
     known: dict[Key, int] = {}
     phases: dict[str, int] = {}

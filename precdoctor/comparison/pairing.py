@@ -1,4 +1,4 @@
-"""A run held against a baseline: the same tensors on the same steps, or why there are none to speak of."""
+"""Pairs the tensors of a run with those of a baseline on the same steps, or states why that is impossible."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from precdoctor.comparison.baseline import Baseline, Expected, learn
-from precdoctor.comparison.paired_rows import Module, overridden, renamed, translated
+from precdoctor.comparison.paired_rows import Module, names_by_rules, names_by_structure, translated
 from precdoctor.comparison.steps import (
     UNSAMPLED,
     bad_losses,
@@ -23,22 +23,24 @@ from precdoctor.comparison.summary import Summary, summaries
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import RunView
 
-#: Below this share of common tensors (of weights: of equal shape) two runs are of different models.
+#: Two runs are of different models if a smaller share of their tensors, or of the shapes of their weights, agrees.
 SAME_MODEL = 0.5
 
 
 @dataclass(frozen=True)
 class Pairing:
-    """A run beside what was expected of it.
+    """A run paired with its baseline.
 
     Attributes:
         steps: all compared steps, sampled or not.
-        found: per tensor its summary in the run, over the sampled steps, under the baseline's names.
-        loss: of the run, the median over the last quarter of the steps.
-        skipped: the share of steps the run's loss scaler skipped.
-        bad_losses: steps whose loss is non-finite here and not in the baseline.
-        losses: ``(step, found, expected)`` where the baseline is a run; empty for a file.
-        names: modules of the run that go by another name in the baseline.
+        sampled: the steps whose tensors are compared.
+        found: the run's tensors, by their names in the baseline: summaries over the sampled steps.
+        baseline: the expected values.
+        loss: median loss of the run over the last quarter of the steps; None if no loss is finite.
+        skipped: share of the steps that the run's loss scaler skipped.
+        bad_losses: steps whose loss is non-finite in the run but not in the baseline.
+        losses: ``(step, found, expected)`` if two runs are compared (:func:`pair`); empty for any other baseline.
+        names: renamed modules, ``module in the run -> module in the baseline``.
     """
 
     steps: Sequence[int]
@@ -53,26 +55,28 @@ class Pairing:
 
     @property
     def expected(self) -> Mapping[Key, Expected]:
-        """Per tensor what the baseline has."""
+        """The baseline's tensors."""
         return self.baseline.tensors
 
     @property
     def common(self) -> Iterator[tuple[Key, Summary, Expected]]:
-        """Tensors of both, as (key, found, expected)."""
+        """The tensors that both have, as ``(key, found, expected)``."""
         return ((k, s, self.expected[k]) for k, s in self.found.items() if k in self.expected)
 
 
 def subject(key: Key) -> str:
-    """How a line calls a tensor: ``GPT#0 blocks.3.attn output``."""
+    """The name of a tensor in lines and findings: ``GPT#0 blocks.3.attn output``."""
     root, module, kind, name, call = key
     words = [root, module, kind, name, f"call {call}" if call else ""]
     return " ".join(w for w in words if w)
 
 
 def pair(run: RunView, baseline: RunView, renames: Sequence[tuple[str, str]] = ()) -> Pairing | str:
-    """Two runs on the steps they have in common; a sentence instead when they cannot be compared.
+    """Pair two runs on their common steps; returns a sentence if they cannot be compared.
 
     Args:
+        run: the run to check.
+        baseline: the reference run.
         renames: ``(prefix in the run, prefix in the baseline)`` of module names; other renamed modules are matched by
             class, shapes and order.
     """
@@ -93,11 +97,13 @@ def hold(
     *,
     against: RunView | None = None,
 ) -> Pairing | str:
-    """A run against a baseline, on the baseline's steps; a sentence instead when it cannot be compared.
+    """Pair a run with a baseline, on the baseline's steps; returns a sentence if they cannot be compared.
 
     Args:
+        run: the run to check.
+        baseline: the expected values.
         renames: as in :func:`pair`.
-        against: the run the baseline was learned from, for its losses step by step.
+        against: the run from which the baseline was learned, for the losses of single steps.
     """
     usable = usable_steps(run)
     lacking = [step for step in baseline.sampled if not usable.get(step)]
@@ -106,8 +112,8 @@ def hold(
         how = f" with --every {every}" if every else " with the same --every (a smoke run: --every 1)"
         return f"step {lacking[0]} was not sampled in the run, and in the baseline it was; record it{how}"
     found = summaries(run, baseline.sampled)
-    names = overridden(found, renames)
-    names |= renamed(translated(found, names), baseline.tensors)
+    names = names_by_rules(found, renames)
+    names |= names_by_structure(translated(found, names), baseline.tensors)
     found = translated(found, names)
     different = _different_model(found, baseline.tensors)
     if different is not None:

@@ -1,4 +1,4 @@
-"""Whether the predictions of a prescription came true: each effect as promised, and as the changed run measures it."""
+"""Checks the predictions of applied prescriptions: each predicted effect against its value in the changed run."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from precdoctor.diagnosis.prescriptions.prescribed import Prescribed
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import UsageError
 
-#: A prediction came true when it is off by at most this share of what was measured, or by :data:`POINTS` in a share.
+#: A prediction came true if its error is at most this share of the measured value, or :data:`POINTS` for a share.
 RELATIVE = 0.20
-#: Half a percentage point, also of steps among all steps.
+#: Half a percentage point; also for counts of steps, as shares of all steps.
 POINTS = 0.005
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One predicted effect held against the run that has the change.
+    """One predicted effect and its measured value in the changed run.
 
     Attributes:
         code, title: of the prescription.
-        effect: as predicted from the run before.
-        before: as the first of the two runs compared has it; None where it does not.
-        measured: as the changed run has it; None where it does not.
-        steps: the changed run's steps.
-        came_true: None where nothing was measured.
+        effect: the effect as predicted from the diagnosed run.
+        before: value in the first of the two compared runs; None if it cannot be measured there.
+        measured: value in the changed run; None if it cannot be measured there.
+        steps: number of steps of the changed run.
+        came_true: None if nothing was measured.
     """
 
     code: str
@@ -41,7 +41,7 @@ class Outcome:
 
     @property
     def went_further(self) -> bool:
-        """Not as predicted, but beyond it, in its direction."""
+        """Whether the prediction failed because the effect was larger than predicted, in the predicted direction."""
         if self.came_true is not False or self.measured is None:
             return False
         return (self.effect.after - self.effect.before) * (self.measured - self.effect.after) > 0.0
@@ -49,13 +49,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Applied:
-    """What was applied to the second run.
+    """The prescriptions that were applied to the second run.
 
     Attributes:
         prescriptions: with their changes and effects.
-        done: per change (its ``where`` and setting in words) what the recorder says of it.
+        done: for each change one line: that it was made, or why it was not.
         outcomes: the effects, predicted and measured.
-        problem: why the run's own account of it cannot be read; "" when it can.
+        problem: why run.json's statement of the prescriptions cannot be read; "" if it can.
     """
 
     prescriptions: tuple[Prescribed, ...]
@@ -65,16 +65,16 @@ class Applied:
 
 
 def applied_to(before: RunView, after: RunView) -> Applied | None:
-    """What ``record --apply`` did to a run, and whether it helped as predicted; None for a run without."""
+    """The prescriptions applied to run ``after`` and their outcomes; None if it was recorded without ``--apply``."""
     statement = after.run.info.get("applied")
     if statement is None:
         return None
     try:
         prescriptions = _read(statement)
-    except UsageError as error:  # a run directory is data, and may say anything
+    except UsageError as error:  # run.json is untrusted
         return Applied((), (), (), str(error))
     outcomes = [_outcome(p, e, before, after) for p in prescriptions for e in p.effects]
-    return Applied(tuple(prescriptions), tuple(_done(after)), tuple(outcomes))
+    return Applied(tuple(prescriptions), tuple(_applied_lines(after)), tuple(outcomes))
 
 
 def _read(statement: object) -> list[Prescribed]:
@@ -84,8 +84,8 @@ def _read(statement: object) -> list[Prescribed]:
     return parse(document, "run.json")
 
 
-def _done(after: RunView) -> Sequence[str]:
-    """The ``applied`` events in words, each once."""
+def _applied_lines(after: RunView) -> Sequence[str]:
+    """The ``applied`` events in words, without duplicates."""
     lines = []
     for event in after.events_of("applied"):
         data = event["data"]
@@ -113,12 +113,12 @@ def _outcome(prescription: Prescribed, effect: Effect, before: RunView, after: R
 
 
 def came_true(effect: Effect, measured: float, steps: int) -> bool:
-    """Within :data:`RELATIVE` or, for shares and counts of steps, within :data:`POINTS`.
+    """Return whether a prediction is within :data:`RELATIVE` or, for shares and counts of steps, :data:`POINTS`.
 
     Args:
-        effect: as predicted.
-        measured: in the changed run.
-        steps: of the changed run; counts are compared as shares of the steps of their own run.
+        effect: the predicted effect.
+        measured: value in the changed run.
+        steps: number of steps of the changed run; counts are compared as shares of the steps of their own run.
     """
     predicted = effect.after
     if effect.measure.unit == "steps":

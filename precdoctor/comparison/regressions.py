@@ -1,4 +1,4 @@
-"""What got worse against a baseline, tensor by tensor. Two keys open: an effect that matters, beyond healthy spread."""
+"""The regressions (PD8xx): changes against a baseline that are large enough to matter and beyond the healthy spread."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from precdoctor.diagnosis.claims.rule import Options, RuleOption
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.rows import Key, known_format
 
-#: Accepted chance that chance alone fails a healthy run, over all learned spreads together.
+#: Accepted probability that a healthy run fails by chance, over all comparisons with measured spreads together.
 FALSE_ALARMS = 0.001
 _METRIC = {metric.name: metric for metric in METRICS}
 
 
 @dataclass(frozen=True)
 class Regression:
-    """One way of getting worse. ``compare`` gives a line per subject, passed or failed."""
+    """A check against the baseline. ``compare`` returns a line per subject, passed or failed."""
 
     code: str
     name: str
@@ -33,18 +33,21 @@ class Regression:
     doc: str
     options: tuple[RuleOption, ...]
     compare: Callable[[Regression, Pairing, Options], list[Line]]
-    #: Told by the gate itself, which has more to go by than two runs.
+    #: The gate makes its lines itself (from limits and allow-list), so ``compare`` returns none.
     of_gate: bool = False
 
     @property
     def check(self) -> str:
-        """How lines call it: code and name."""
+        """Code and name, as in :attr:`.lines.Line.check`."""
         return f"{self.code} {self.name}"
 
 
 @dataclass(frozen=True)
-class _Grown:
-    """A metric that may not move by more than a limit and the healthy spread: upward, downward or either way."""
+class _MetricChange:
+    """Fails tensors of which one of ``metrics`` moved by more than the option ``option`` and the healthy spread.
+
+    ``direction``: 1: an increase is worse; -1: a decrease; 0: either. ``same_dtype``: skip if the dtype changed.
+    """
 
     metrics: tuple[str, ...]
     option: str
@@ -56,7 +59,7 @@ class _Grown:
         lines = []
         for key, found, expected in pairing.common:
             if self.same_dtype and found.dtype != expected.dtype:
-                continue  # its range is another one; the change of dtype is told on its own
+                continue  # the range changed with the dtype; PD808 reports that
             judged = [
                 line
                 for metric in (_METRIC[name] for name in self.metrics)
@@ -87,7 +90,7 @@ class _Grown:
             regression.check,
             subject(key),
             _expected_words(metric, learned, repeats),
-            _words(metric, value),
+            _value_words(metric, value),
             sign + (percent(limit) if metric.unit == "fraction" else f"{limit:.3g} binades"),
             excess <= 1.0,
             regression.severity,
@@ -99,10 +102,10 @@ class _Grown:
 
 
 def significance(pairing: Pairing, comparisons: int | None = None) -> float:
-    """How many spreads a figure may lie from the baseline's; one run from another seed says next to nothing.
+    """The allowed distance of a figure from the baseline's centre, in spreads; large for one run from another seed.
 
     Args:
-        comparisons: made at once; None: every metric of every tensor.
+        comparisons: number of comparisons made; None: one for every metric of every tensor.
     """
     if pairing.baseline.repeats < 2:
         return SINGLE_RUN_FACTOR if same_start(pairing) is not None else OTHER_SEED_FACTOR
@@ -111,15 +114,15 @@ def significance(pairing: Pairing, comparisons: int | None = None) -> float:
     return limit_factor(pairing.baseline.repeats, comparisons, FALSE_ALARMS)
 
 
-def _words(metric: Metric, value: float) -> str:
+def _value_words(metric: Metric, value: float) -> str:
     if metric.name.startswith("rms"):
         return f"{value:.4g} binades"
     return f"{value:.1f} binades" if metric.unit == "binades" else percent(value)
 
 
 def _expected_words(metric: Metric, learned: Learned, repeats: int) -> str:
-    """The centre, with the spread where it was measured."""
-    center = _words(metric, learned.center)
+    """The centre, followed by the spread if there are several repeats to measure it."""
+    center = _value_words(metric, learned.center)
     if repeats < 2:
         return center
     if metric.unit == "fraction":
@@ -128,12 +131,12 @@ def _expected_words(metric: Metric, learned: Learned, repeats: int) -> str:
 
 
 def _headroom(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
-    """Growth is a warning, an error near the limit, and of no consequence far from it."""
-    lines = _Grown(("headroom",), "binades", -1, same_dtype=True)(regression, pairing, options)
-    return [line if line.passed else _by_what_is_left(line, options) for line in lines]
+    """Lost headroom is a warning; an error if little headroom is left, and passed if much is left."""
+    lines = _MetricChange(("headroom",), "binades", -1, same_dtype=True)(regression, pairing, options)
+    return [line if line.passed else _graded_by_headroom(line, options) for line in lines]
 
 
-def _by_what_is_left(line: Line, options: Options) -> Line:
+def _graded_by_headroom(line: Line, options: Options) -> Line:
     left, far = line.numbers[0], options["far"]
     if left is None or left < options["near"]:
         return line if left is None else replace(line, severity=Severity.ERROR)
@@ -141,7 +144,7 @@ def _by_what_is_left(line: Line, options: Options) -> Line:
 
 
 def _loss(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
-    """The median over the last quarter of the common steps; a single non-finite loss is enough."""
+    """Compares the median loss of the last quarter of the steps; a single non-finite loss fails."""
     place = Location(phase=Phase.LOSS, kind="loss")
     broken = sorted(pairing.bad_losses)
     if broken:
@@ -174,7 +177,7 @@ def _loss(regression: Regression, pairing: Pairing, options: Options) -> list[Li
 
 
 def _nonfinite(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
-    """Tensors that are non-finite in a way they are not in the baseline; one line, for the first of them."""
+    """One line, for the first tensor with a kind of non-finite value that it does not have in the baseline."""
     del options  # the limit is zero
     new = [(a.first_bad_step or 0, k, a) for k, a, b in pairing.common if a.badness - b.badness]
     if not new:
@@ -188,13 +191,13 @@ def _nonfinite(regression: Regression, pairing: Pairing, options: Options) -> li
 
 
 def _missing(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
-    """Tensors of the baseline that the run lacks: part of it was not compared."""
+    """One line on the tensors of the baseline that the run lacks, so that nothing was compared there."""
     missing = sorted(pairing.expected.keys() - pairing.found.keys())
     return [_one_sided(regression, pairing, missing, "missing", options["missing_share"])]
 
 
 def _new(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
-    """Tensors of the run that the baseline lacks: nobody knows what to expect of them."""
+    """One line on the tensors of the run that the baseline lacks, so that there is nothing to compare with."""
     new = sorted(pairing.found.keys() - pairing.expected.keys())
     return [_one_sided(regression, pairing, new, "new", options["new_share"])]
 
@@ -217,7 +220,7 @@ def _one_sided(regression: Regression, pairing: Pairing, keys: Sequence[Key], wo
 
 
 def _dtypes(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
-    """Tensors in another dtype, one line per change; the first in execution order stands for the others."""
+    """One line for each change of dtype, on the first tensor in execution order that has it."""
     del options  # any change counts
     changes: dict[tuple[str, str], list[tuple[float, Key, Expected]]] = {}
     for key, found, expected in pairing.common:
@@ -240,13 +243,13 @@ def _dtypes(regression: Regression, pairing: Pairing, options: Options) -> list[
 
 
 def _narrower(new: str, old: str) -> bool:
-    """Whether a dtype has less precision or a smaller range."""
+    """Return whether dtype ``new`` has less precision or a smaller range than ``old``; False if either is unknown."""
     a, b = known_format(new), known_format(old)
     return a is not None and b is not None and (a.mantissa_bits < b.mantissa_bits or a.max < b.max)
 
 
 def _skipped(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
-    """Steps that a loss scaler skipped."""
+    """One line on the share of steps that a loss scaler skipped."""
     learned = pairing.baseline.skipped
     limit = max(options["skipped_share"], significance(pairing, 1) * learned.spread)
     excess = (pairing.skipped - learned.center) / limit
@@ -261,7 +264,7 @@ def _skipped(regression: Regression, pairing: Pairing, options: Options) -> list
 
 
 def _rounding(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
-    """The first step of a run from the same weights and data; one line, for the first tensor beyond rounding."""
+    """One line, for the first tensor of the first step that differs by more than rounding; none for another start."""
     at = same_start(pairing)
     if at is None:
         return []
@@ -301,13 +304,13 @@ REGRESSIONS: tuple[Regression, ...] = (
         "PD801", "underflow-increased", Severity.ERROR,
         "More of a tensor's intended non-zero elements are rounded to zero than in the baseline.",
         (_option("flushed_share", 0.02, "fraction", "Least increase.", f"Half of PD201's own limit. {_OWN}", 1.0),),
-        _Grown(("flushed",), "flushed_share"),
+        _MetricChange(("flushed",), "flushed_share"),
     ),
     Regression(
         "PD802", "saturation-increased", Severity.ERROR,
         "More of a tensor's elements sit at the dtype's largest value than in the baseline.",
         (_option("at_max_share", 0.01, "fraction", "Least increase.", f"Half of PD401's own limit. {_OWN}", 1.0),),
-        _Grown(("saturated",), "at_max_share"),
+        _MetricChange(("saturated",), "at_max_share"),
     ),
     Regression(
         "PD803", "headroom-lost", Severity.WARNING,
@@ -338,7 +341,7 @@ REGRESSIONS: tuple[Regression, ...] = (
         "PD806", "lost-updates-increased", Severity.ERROR,
         "More of a weight's intended updates leave it unchanged than in the baseline.",
         (_option("lost_share", 0.1, "fraction", "Least increase.", _OWN, 1.0),),
-        _Grown(("lost",), "lost_share"),
+        _MetricChange(("lost",), "lost_share"),
     ),
     Regression(
         "PD807", "tensors-missing", Severity.WARNING,
@@ -361,13 +364,13 @@ REGRESSIONS: tuple[Regression, ...] = (
         "PD811", "magnitude-changed", Severity.ERROR,
         "A tensor's RMS lies outside the spread of the healthy repeats, over the run or on its first step.",
         (_option("binades", 0.1, "binades", "Least change, either way.", f"7 %. {_OWN}"),),
-        _Grown(("rms", "rms_first"), "binades", 0),
+        _MetricChange(("rms", "rms_first"), "binades", 0),
     ),
     Regression(
         "PD812", "zeros-increased", Severity.ERROR,
         "More of a gradient's elements are zero than in the healthy repeats.",
         (_option("zero_share", 0.05, "fraction", "Least increase.", _OWN, 1.0),),
-        _Grown(("zeros",), "zero_share"),
+        _MetricChange(("zeros",), "zero_share"),
     ),
     Regression(
         "PD813", "rounding-increased", Severity.ERROR,

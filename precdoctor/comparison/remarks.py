@@ -1,4 +1,4 @@
-"""What else differs between a run and its baseline, without weight: it explains a verdict, or what one rests on."""
+"""Remarks on differences between a run and its baseline that do not decide a verdict, but help to explain it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from precdoctor.diagnosis.survey.view import RunView
 
 
 def remarks(pairing: Pairing, lines: Sequence[Line], regressions: Sequence[Regression]) -> Iterator[str]:
-    """Of one run held against a baseline.
+    """Remarks on the comparison of one run with a baseline.
 
     Args:
-        lines: of the comparisons, passed or failed.
-        regressions: those that were asked for.
+        pairing: the run and its baseline.
+        lines: all comparisons, passed or failed.
+        regressions: the selected regressions.
     """
     if any(not line.passed for line in lines) and (shapes := _shapes(pairing)) is not None:
         yield shapes
@@ -31,7 +32,7 @@ def remarks(pairing: Pairing, lines: Sequence[Line], regressions: Sequence[Regre
 
 
 def _shapes(pairing: Pairing) -> str | None:
-    """The first tensor of the forward pass, where its shape is another one."""
+    """A sentence if the first tensor of the forward pass has another shape; None if not."""
     forward = [c for c in pairing.common if c[0][2] in ("batch", "input", "output") and c[1].order is not None]
     first = min(forward, key=lambda c: c[1].order or 0, default=None)
     if first is None or first[1].shape == first[2].shape:
@@ -41,10 +42,11 @@ def _shapes(pairing: Pairing) -> str | None:
 
 
 def provenance_differences(then: Mapping[str, Any], view: RunView) -> Iterator[str]:
-    """Versions and sizes of models.
+    """Remarks on changed versions of torch and CUDA and on changed sizes of models.
 
     Args:
         then: the provenance of the baseline.
+        view: the run.
     """
     before, now = _table(then, "versions"), _table(view.any_facts, "versions")
     for name in ("torch", "cuda"):
@@ -57,6 +59,6 @@ def provenance_differences(then: Mapping[str, Any], view: RunView) -> Iterator[s
 
 
 def _table(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A table of a file that anybody may have edited; empty where it is something else."""
-    found = data.get(name)
-    return found if isinstance(found, Mapping) else {}
+    """The table ``name`` of ``data``, which comes from an untrusted file; empty if it is no table."""
+    table = data.get(name)
+    return table if isinstance(table, Mapping) else {}

@@ -1,13 +1,13 @@
-"""Runs that begin from the same weights and data must agree on the first step, but for rounding.
+"""Checks that runs with the same initial weights and data agree on the first step up to rounding.
 
-Statistics over seeds cannot see a matmul that went from FP32 to TF32; the first step of a run with a pinned seed can.
-Tensors are gone through in execution order, forward and backward. With ``d`` the difference of a tensor in the two
-runs, RMS and mean differ by at most ``|d| / sqrt(n)`` and amax by at most the largest element of ``d``, so a figure
-beyond its limit proves an error beyond it. Limits, in units ``u`` of roundoff: ``4 u`` for amax, the first limit of a
-relative L2 error; ``4 u / sqrt(n)`` for RMS and mean, whose standard deviation is ``0.6 u / sqrt(n)`` when all ``n``
-elements are rounded on their own on both sides; and 32 units of float32 for what elements share, which is what a norm
-computed in another way makes of inputs far from zero. Up to the first tensor that differs nothing upstream has a say,
-so ``u`` is that of its own module; after it that of the narrowest dtype so far, and a growth is allowed for.
+Statistics over seeds do not reveal a matmul that went from FP32 to TF32; the first step with a pinned seed does.
+Tensors are compared in execution order, forward and backward. Let ``d`` be the difference of a tensor in the two runs.
+RMS and mean then differ by at most ``|d| / sqrt(n)`` and amax by at most the largest element of ``d``, so a figure
+beyond its limit proves an error beyond it. Limits, with ``u`` the unit roundoff: ``4 u`` for amax, the limit of a
+relative L2 error; ``4 u / sqrt(n)`` for RMS and mean, whose standard deviation is ``0.6 u / sqrt(n)`` if all ``n``
+elements are rounded independently in both runs; plus 32 units of float32 for an error common to all elements, such as
+a norm computed in another way makes for inputs far from zero. Up to the first tensor that differs, ``u`` is that of
+the tensor's own module; after it, that of the narrowest dtype so far, times a factor for the growth of errors.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from precdoctor.diagnosis.survey.rows import Key
 
 _CHECKED = ("input", "output", "grad_output", "weight_grad")
 _SINGLE = unit_roundoff("float32")
-#: Units of float32 that all elements of a tensor may be off together.
+#: Allowed error common to all elements of a tensor, in unit roundoffs of float32.
 _SHARED = 32.0
-#: Figures closer than this are equal: they are sums of products in float64, in another order.
+#: Figures closer than this (relative) are equal: they are float64 sums, which may be taken in another order.
 _EQUAL = 1e-11
-#: An amax lies within so many RMS of zero in any Gaussian tensor; what an error of every element may add to it.
+#: The amax of a Gaussian tensor is at most this many RMS. Added, times the RMS, to the scale of a difference of amax.
 _TAIL = 6.0
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """One tensor on the first step, against the same tensor computed from the same values.
+    """The deviation of one tensor on the first step from that of the baseline, which began from the same values.
 
     Attributes:
-        error: relative difference of RMS, mean or amax, the one that is furthest beyond its limit.
-        limit: how large it may be.
-        figure: which one it is.
+        error: relative difference of RMS, mean or amax, whichever is largest relative to its limit.
+        limit: the largest difference that rounding explains.
+        figure: ``rms``, ``mean`` or ``amax``.
     """
 
     key: Key
@@ -48,12 +48,12 @@ class Deviation:
 
     @property
     def excess(self) -> float:
-        """Above 1 it is more than rounding."""
+        """Error over limit; above 1 the deviation is more than rounding."""
         return self.error / self.limit
 
 
 def same_start(pairing: Pairing) -> int | None:
-    """Which of the baseline's starts this run shares: equal weights and equal data; None when none."""
+    """The index of the baseline's start with the same weights and data as this run; None if there is none."""
     count = max((len(e.starts) for e in pairing.expected.values()), default=0)
     for at in range(count):
         pairs = [(key, s, _start(e, at)) for key, s, e in pairing.common]
@@ -65,7 +65,7 @@ def same_start(pairing: Pairing) -> int | None:
 
 
 def _data(pairs: Sequence[tuple[Key, Summary, Start | None]]) -> Iterable[tuple[Key, Summary, Start | None]]:
-    """The batches; where none was recorded, the first input in execution order."""
+    """The pairs of batches; if no batch was recorded, the first input in execution order."""
     batches = [p for p in pairs if p[0][2] == "batch"]
     inputs = [p for p in pairs if p[0][2] == "input" and p[1].order is not None]
     return batches or sorted(inputs, key=lambda p: p[1].order or 0)[:1]
@@ -76,7 +76,10 @@ def _start(expected: Expected, at: int) -> Start | None:
 
 
 def _equal(found: Summary, expected: Start | None) -> bool:
-    """Within four unit roundoffs: weights of the same seed, be they in another dtype now."""
+    """Return whether a tensor equals its expected start within four unit roundoffs of its dtype.
+
+    The tolerance lets weights of one seed match although the run stores them in another dtype.
+    """
     if found.start is None or expected is None:
         return found.start is None and expected is None
     limit = 4.0 * unit_roundoff(found.dtype)
@@ -84,7 +87,7 @@ def _equal(found: Summary, expected: Start | None) -> bool:
 
 
 def differences(found: Start, expected: Start) -> Mapping[str, float]:
-    """Relative differences of two tensors' figures, by figure; the mean's is relative to the RMS."""
+    """Relative differences of ``rms``, ``mean`` and ``amax`` of two tensors; the mean's is relative to the RMS."""
     scale = max(found.rms, expected.rms)
     if scale == 0.0:
         return {"rms": 0.0, "mean": 0.0, "amax": 0.0}
@@ -96,10 +99,12 @@ def differences(found: Start, expected: Start) -> Mapping[str, float]:
 
 
 def deviations(pairing: Pairing, at: int, growth: float) -> Iterator[Deviation]:
-    """Every checked tensor of the first step in execution order, against the baseline's start ``at``.
+    """The deviation of every checked tensor of the first step, in execution order, from the baseline's start ``at``.
 
     Args:
-        growth: by how much rounding errors may grow between modules.
+        pairing: the run and its baseline.
+        at: index from :func:`same_start`.
+        growth: factor by which rounding errors may grow between modules.
     """
     chosen = [(k, s, e) for k, s, e in pairing.common if k[2] in _CHECKED and s.start is not None]
     ordered = sorted(chosen, key=lambda c: (c[2].order is None, c[2].order or 0))
@@ -122,7 +127,7 @@ def deviations(pairing: Pairing, at: int, growth: float) -> Iterator[Deviation]:
 
 
 def _module_units(tensors: Sequence[tuple[Key, Summary, Expected]]) -> dict[tuple[str, str], float]:
-    """Per module the unit roundoff of the narrowest tensor the baseline has of it: what it may compute in."""
+    """By module, the unit roundoff of the narrowest dtype among its tensors in the baseline, at least float32's."""
     units: dict[tuple[str, str], float] = {}
     for key, _, expected in tensors:
         place = (key[0], key[1])

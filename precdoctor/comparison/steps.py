@@ -1,4 +1,4 @@
-"""The steps of a run that can be compared, and its figures that belong to no tensor: losses, skipped steps."""
+"""Selects the steps of a run that can be compared, and computes the figures of whole steps: losses, skipped steps."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pandas as pd
 
 from precdoctor.diagnosis.survey.view import RunView
 
-#: Steps whose tensors are compared, evenly spread. Bounds the work, not the meaning.
+#: Most steps whose tensors are compared, evenly spread over the run. Bounds the work.
 MAX_STEPS = 64
-#: Why two runs cannot be compared that agree on no step.
+#: Why two runs without a common sampled step cannot be compared.
 UNSAMPLED = "no common step was sampled in both runs; record both with the same --every"
 
 
 def usable_steps(view: RunView) -> dict[int, bool]:
-    """Complete steps, with whether every process sampled them."""
+    """Complete steps, each with whether every process sampled it."""
     usable: dict[int, bool] = {}
     for steps in view.timeline.values():
         for facts in steps:
@@ -29,14 +29,14 @@ def usable_steps(view: RunView) -> dict[int, bool]:
 
 
 def sampled_by_all(tables: Sequence[Mapping[int, bool]]) -> list[int]:
-    """Steps that every run sampled, :data:`MAX_STEPS` of them at most."""
+    """The steps that every run sampled, thinned evenly to at most :data:`MAX_STEPS`."""
     first, *others = tables
     common = sorted(s for s, sampled in first.items() if sampled and all(other.get(s) for other in others))
     return common[:: max(1, math.ceil(len(common) / MAX_STEPS))]
 
 
 def step_mismatch(found: Collection[int], expected: Collection[int]) -> str | None:
-    """Why two runs do not cover the same steps; None when they do."""
+    """A sentence on how the steps of two runs differ; None if they are the same."""
     if set(found) == set(expected):
         return None
     if not set(found) & set(expected):
@@ -54,28 +54,28 @@ def step_mismatch(found: Collection[int], expected: Collection[int]) -> str | No
 
 
 def span(steps: Collection[int]) -> str:
-    """``0 to 49``."""
+    """First and last step, ``0 to 49``; ``none`` without steps."""
     return f"{min(steps)} to {max(steps)}" if steps else "none"
 
 
 def loss_window(steps: Sequence[int]) -> Sequence[int]:
-    """The last quarter of the steps, one at least: where a loss is compared."""
+    """The last quarter of the steps, at least one: the window in which losses are compared."""
     return steps[-max(1, len(steps) // 4) :]
 
 
 def typical_loss(view: RunView, window: Collection[int]) -> float | None:
-    """The median loss over ``window``, finite ones only; None when there is none."""
-    found = [v for s, v in mean_losses(view).items() if s in window and math.isfinite(v)]
-    return median(found) if found else None
+    """The median of the finite losses in ``window``; None if there are none."""
+    losses = [v for s, v in mean_losses(view).items() if s in window and math.isfinite(v)]
+    return median(losses) if losses else None
 
 
 def bad_losses(view: RunView, steps: Collection[int]) -> list[int]:
-    """Those of ``steps`` whose loss is not finite."""
+    """The steps of ``steps`` whose loss is not finite on some rank."""
     return [s for s, v in mean_losses(view).items() if s in steps and not math.isfinite(v)]
 
 
 def mean_losses(view: RunView) -> dict[int, float]:
-    """Per step the mean over ranks; NaN where any is non-finite. Skipped steps count: their loss is a loss."""
+    """Mean loss over ranks, by step; NaN if the loss of any rank is non-finite. Skipped steps are included."""
     by_step: dict[int, list[float]] = {}
     for steps in view.timeline.values():
         for facts in steps:
@@ -87,17 +87,18 @@ def mean_losses(view: RunView) -> dict[int, float]:
 
 
 def skipped_share(view: RunView, steps: Collection[int]) -> float:
-    """The share of ``steps`` that a loss scaler skipped, on any rank."""
+    """The share of ``steps`` that were skipped on any rank."""
     wanted = set(steps)
     skipped = {f.step for timeline in view.timeline.values() for f in timeline if f.skipped and f.step in wanted}
     return len(skipped) / len(wanted) if wanted else 0.0
 
 
 def clean_rows(view: RunView, frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Rows that count: no activations computed again, and no gradients of steps that a loss scaler skipped.
+    """Mask of the rows to compare: excludes recomputed activations, and gradients of skipped steps.
 
     Args:
-        frame: rows with their kind, phase, step, rank and attempt.
+        view: the run.
+        frame: rows with the columns kind, phase, step, rank and attempt.
     """
     clean: npt.NDArray[np.bool_] = (frame["phase"] != "recompute").to_numpy()
     skipped = [(p.rank, p.attempt, f.step) for p, steps in view.timeline.items() for f in steps if f.skipped]

@@ -1,4 +1,4 @@
-"""One tensor over the steps that two runs are compared on, and what can be measured of it."""
+"""Summarises each tensor of a run over the compared steps, and defines the metrics that baselines keep."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _COLUMNS = (
 )
 _KINDS = ("batch", "input", "output", "grad_output", "weight", "weight_grad", "weight_grad_step", "update", "loss")
 _FLUSHED_KINDS = ("output", "input", "grad_output", "weight_grad")
-#: Mantissa bits, the leading one not counted, of a dtype nobody knows: it never makes a limit wider.
+#: Mantissa bits assumed for an unknown dtype, without the leading one: those of float32, so that no limit gets wider.
 _UNKNOWN_BITS = 23
 _NOTHING: Floats = np.zeros(0)
 
 
 @dataclass(frozen=True)
 class Start:
-    """A tensor on the first compared step, loss scale taken out: where two runs of one seed must still agree."""
+    """Figures of a tensor on the first compared step, loss scale removed; runs of one seed must agree on them."""
 
     rms: float
     mean: float
@@ -46,12 +46,14 @@ class Summary:
     """One tensor over the compared steps of one run, all ranks together.
 
     Attributes:
-        order: its place in the execution order of the first compared step; None when the log does not know.
-        numel: summed over steps and ranks, as are the counts after it.
-        amax: the largest, as it lies in memory.
-        squares: sum of squares per step, ascending, loss scale taken out; shape ``(steps,)``.
-        finite: elements that these are over.
-        start: on the first compared step; None without finite elements.
+        order: place in the execution order of the first compared step; None if the log does not have it.
+        numel: number of elements, summed over steps and ranks, as are all counts.
+        flushed, alive: rounded to zero (estimated), and non-zero elements; 0 for kinds and dtypes that are not checked.
+        amax: the largest, in the stored units, loss scale included.
+        badness: the columns among ``BAD_COUNTS`` with a non-zero count: the kinds of non-finite values.
+        squares: sum of squares by step, ascending, loss scale removed; shape ``(steps,)``.
+        finite: number of finite elements behind each of ``squares``.
+        start: figures on the first compared step; None without finite elements.
     """
 
     dtype: str
@@ -75,48 +77,48 @@ class Summary:
 
     @property
     def flushed_share(self) -> float:
-        """Of the intended non-zero elements; the estimator is that of PD201."""
+        """Elements rounded to zero, as a share of the intended non-zero elements; estimated as in PD201."""
         total = self.flushed + self.alive
         return self.flushed / total if total else 0.0
 
     @property
     def at_max_share(self) -> float:
-        """Elements exactly at the dtype's maximum."""
+        """Share of elements exactly at the dtype's maximum."""
         return self.at_max / self.numel if self.numel else 0.0
 
     @property
     def zero_share(self) -> float:
-        """Elements that are zero, for whatever reason."""
+        """Share of elements that are zero, for whatever reason."""
         return self.zero / self.numel if self.numel else 0.0
 
     @property
     def lost_share(self) -> float:
-        """Lost among the intended updates."""
+        """Lost updates as a share of the intended ones."""
         return self.unchanged / self.intended if self.intended else 0.0
 
     @property
     def headroom(self) -> float | None:
-        """Binades between the largest amax and the dtype's maximum."""
+        """Binades between the largest amax and the dtype's maximum; None for an unknown dtype or an amax of zero."""
         fmt = known_format(self.dtype)
         return fmt.headroom(self.amax) if fmt is not None and self.amax > 0.0 else None
 
     @property
     def rms(self) -> float | None:
-        """log2 of the root mean square, the median over the steps; None where no step has a non-zero element."""
-        found = self.squares / self.finite
-        found = np.sort(found[found > 0.0])
-        middle = found[(found.size - 1) // 2 : found.size // 2 + 1].tolist()
+        """log2 of the root mean square, median over the steps; None if no step has a non-zero element."""
+        means = self.squares / self.finite
+        means = np.sort(means[means > 0.0])
+        middle = means[(means.size - 1) // 2 : means.size // 2 + 1].tolist()
         return fmean(0.5 * math.log2(square) for square in middle) if middle else None
 
     @property
     def rms_first(self) -> float | None:
-        """log2 of the root mean square on the first step it was seen on, when repeats lie closest together."""
+        """log2 of the root mean square on the first step with the tensor, on which repeats differ least."""
         first = self.squares[0] / self.finite[0] if self.squares.size else 0.0
         return 0.5 * math.log2(first) if first > 0.0 else None
 
     @property
     def numel_per_step(self) -> int:
-        """Elements that one step's figures rest on."""
+        """Number of finite elements on the step that has most of them; at least 1."""
         return int(self.finite.max(initial=0.0)) or 1
 
 
@@ -128,17 +130,17 @@ def unit_roundoff(dtype: str) -> float:
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of one tensor: its name in baseline files and limits, its unit, and how it is had."""
+    """A figure of one tensor: its name in baseline files and limits, its unit, and the function that computes it."""
 
     name: str
     unit: str
     doc: str
     of: Callable[[Summary], float | None]
-    #: Kinds of tensors it says something about; empty means all.
+    #: Kinds of tensors to which it applies; empty means all.
     kinds: tuple[str, ...] = ()
 
 
-#: What a baseline keeps of every tensor.
+#: The metrics that a baseline keeps of every tensor.
 METRICS: tuple[Metric, ...] = (
     Metric("rms", "binades", "log2 of the root mean square, median over the steps", lambda s: s.rms),
     Metric("rms_first", "binades", "the same on the first step", lambda s: s.rms_first),
@@ -157,22 +159,22 @@ SHARES = tuple(m.name for m in METRICS if m.unit == "fraction")
 
 
 def shares_of(kind: str) -> tuple[str, ...]:
-    """Those that a tensor of this kind has."""
+    """Names of the :data:`SHARES` that apply to a tensor of this kind."""
     return tuple(m.name for m in METRICS if m.name in SHARES and kind in m.kinds)
 
 
 def metrics_of(summary: Summary, kind: str) -> dict[str, float]:
     """Every metric that applies to a tensor of this kind and has a value."""
-    if kind == "loss":  # compared as the loss; a single number has no distribution
+    if kind == "loss":  # PD804 compares it; a single number has no distribution
         return {}
     found = {m.name: m.of(summary) for m in METRICS if not m.kinds or kind in m.kinds}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def summaries(view: RunView, steps: Sequence[int]) -> dict[Key, Summary]:
-    """Every tensor of a run over ``steps``. Gradients of steps that a loss scaler skipped are left out.
+    """The summary of every tensor of a run over ``steps``, ascending. Gradients of skipped steps are left out.
 
-    An overflow that the scaler took care of says nothing about the next clean step.
+    An overflow that a loss scaler handled does not affect the next clean step.
     """
     view.keep(steps)
     frame = view.measured(_MEASURES, _KINDS, columns=_COLUMNS, steps=steps)
@@ -180,16 +182,16 @@ def summaries(view: RunView, steps: Sequence[int]) -> dict[Key, Summary]:
     if frame.empty:
         return {}
     tensors = groups(frame, IDENTITY)
-    found = dict(zip(keys(frame.iloc[firsts(tensors)]), _summaries(frame, tensors), strict=True))
+    by_key = dict(zip(keys(frame.iloc[firsts(tensors)]), _summaries(frame, tensors), strict=True))
     begun = frame[frame["step"] == steps[0]]
     for key, order, start in zip(keys(begun), *_starts(begun), strict=True):
-        if found[key].start is None:
-            found[key].order, found[key].start = order, start
-    return found
+        if by_key[key].start is None:
+            by_key[key].order, by_key[key].start = order, start
+    return by_key
 
 
 def _summaries(frame: pd.DataFrame, tensors: Ints) -> Iterator[Summary]:
-    """One summary per tensor, in the order in which they appear."""
+    """One summary per tensor, in the order of first appearance; ``tensors`` is the number of each row's tensor."""
     updated = ((frame["kind"] == "update") & frame["unchanged"].notna()).to_numpy()
     narrow = frame["kind"].isin(_FLUSHED_KINDS).to_numpy() & np.isfinite(format_values(frame, "max"))
     counted: dict[str, Any] = {name: column(frame, name) for name in ("numel", "zero", "at_max")}
@@ -219,18 +221,18 @@ def _summaries(frame: pd.DataFrame, tensors: Ints) -> Iterator[Summary]:
 
 
 def _squares(frame: pd.DataFrame, tensors: Ints) -> Iterator[tuple[Floats, Floats]]:
-    """Per tensor the sums of squares by step, and the elements that they are over."""
+    """``(sums of squares by step, numbers of finite elements by step)`` of each tensor."""
     squares = column(frame, "sum_sq") / frame["multiplier"].to_numpy() ** 2
-    known = np.isfinite(column(frame, "sum_sq")) & (frame["finite"] > 0).to_numpy()
-    steps, step = np.unique(frame["step"].to_numpy()[known], return_inverse=True)
-    used, place = np.unique(tensors[known] * max(1, steps.size) + step, return_inverse=True)
+    valid = np.isfinite(column(frame, "sum_sq")) & (frame["finite"] > 0).to_numpy()
+    steps, step = np.unique(frame["step"].to_numpy()[valid], return_inverse=True)
+    used, place = np.unique(tensors[valid] * max(1, steps.size) + step, return_inverse=True)
     bounds = np.searchsorted(used, np.arange(1, int(tensors.max(initial=-1)) + 1) * max(1, steps.size))
-    square, finite = sums(place, squares[known]), sums(place, frame["finite"][known])
+    square, finite = sums(place, squares[valid]), sums(place, frame["finite"][valid])
     return zip(np.split(square, bounds), np.split(finite, bounds), strict=True)
 
 
 def _flushed(frame: pd.DataFrame, narrow: npt.NDArray[np.bool_]) -> Floats:
-    """Elements of each row that rounding made zero; 0 where the smallest is far from the end of its format."""
+    """Elements of each row that rounding made zero; 0 if the smallest element is far above the smallest subnormal."""
     near = narrow & (column(frame, "amin_nonzero") <= 4.0 * format_values(frame, "min_subnormal"))
     flushed = np.zeros(len(frame))
     for dtype in frame["dtype"][near].astype(str).unique():
@@ -241,7 +243,7 @@ def _flushed(frame: pd.DataFrame, narrow: npt.NDArray[np.bool_]) -> Floats:
 
 
 def _starts(frame: pd.DataFrame) -> tuple[list[int | None], list[Start | None]]:
-    """Execution order and figures of rows of the first step."""
+    """``(execution order, figures)`` of the rows of the first step; None if unknown, or not finite."""
     figures = [frame["rms"], column(frame, "sum") / frame["finite"], column(frame, "amax")]
     scaled = np.stack([np.asarray(f, np.float64) / frame["multiplier"].to_numpy() for f in figures], axis=1)
     order = [None if math.isnan(o) else int(o) for o in column(frame, "order")]

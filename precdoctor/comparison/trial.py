@@ -1,4 +1,4 @@
-"""A plan, tried: a run with the plan's casts applied, held against the run as it is, from the same seed."""
+"""Judges a trial of a plan: compares a run with the plan's casts applied with the unchanged run, from the same seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from precdoctor.comparison.loss_gap import LossGap, loss_gap
-from precdoctor.comparison.paired_rows import paired
+from precdoctor.comparison.paired_rows import pair_rows
 from precdoctor.comparison.predictions import POINTS, RELATIVE
 from precdoctor.comparison.steps import clean_rows, mean_losses, sampled_by_all, usable_steps
 from precdoctor.diagnosis.claims.finding import Finding, Severity
@@ -26,22 +26,23 @@ from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.prediction import Prediction
 
 _KINDS = ("batch", "input", "output", "weight", "grad_output")
-#: An SQNR came true when it is off by at most this many decibels. Chosen empirically; no published source.
+#: Largest error of a predicted SQNR that came true, in decibels. Chosen empirically; no published source.
 DECIBELS = 3.0
 
 
 @dataclass(frozen=True)
 class CastOutcome:
-    """One operand: what was predicted of its cast, and what the cast did.
+    """The cast of one operand: prediction and measurement.
 
     Attributes:
-        name: of the tensor, where the module has several in this role.
-        figures: what the plan says of it; None where the plan was edited, or is of another of the module's tensors.
-        step: the worst step of the run as it is, which the prediction is of; None where nothing could be predicted.
-        prediction: from the log of the run as it is.
-        at_step: of the applied cast on that step; None where it was not made there.
-        overall: of the applied cast over all steps.
-        misses: limits of the plan's target that ``overall`` breaks: ``flushed``, ``saturated``, ``sqnr``.
+        planned: the cast in the plan.
+        name: name of the tensor, if the module has several in this role.
+        figures: the plan's figures; None if the plan was edited, or they are of another tensor of the module.
+        step: the predicted step, the worst one of the unchanged run; None if nothing could be predicted.
+        prediction: prediction from the log of the unchanged run.
+        at_step: figures of the applied cast on that step; None if it was not made on that step.
+        overall: figures of the applied cast over all steps.
+        misses: limits of the plan's target that ``overall`` exceeds: ``flushed``, ``saturated``, ``sqnr``.
     """
 
     planned: PlannedCast
@@ -61,27 +62,27 @@ class CastOutcome:
 
     @property
     def came_true(self) -> bool | None:
-        """Whether cast and prediction agree: shares lie in its interval or as near to it as ``compare`` allows, and the
-        SQNR is off by at most :data:`DECIBELS`.
+        """Whether the prediction holds: shares lie in its interval, widened as in ``compare``, and the SQNR is off by
+        at most :data:`DECIBELS`. None if there is no prediction or no measurement.
         """
-        said, done = self.prediction, self.at_step
-        if said is None or done is None:
+        predicted, measured = self.prediction, self.at_step
+        if predicted is None or measured is None:
             return None
-        for interval, share in ((said.flushed, done.flushed), (said.saturated, done.saturated)):
+        for interval, share in ((predicted.flushed, measured.flushed), (predicted.saturated, measured.saturated)):
             spare = max(RELATIVE * share, POINTS)
             if not interval.low - spare <= share <= interval.high + spare:
                 return False
-        likely = said.sqnr_db.estimate
-        return likely == done.sqnr_db or abs(likely - done.sqnr_db) <= DECIBELS
+        likely = predicted.sqnr_db.estimate
+        return likely == measured.sqnr_db or abs(likely - measured.sqnr_db) <= DECIBELS
 
 
 @dataclass(frozen=True)
 class GradientRatio:
-    """Norm of the weight gradients of one module, with the plan over without.
+    """Norm of the weight gradients of one module, with the plan divided by without.
 
     Attributes:
-        first: on the first step, where both runs have the same weights; None where the norm without is zero.
-        typical: median over the steps.
+        first: on the first step, on which both runs have the same weights; None if the norm without the plan is zero.
+        typical: median over the steps with a finite ratio; None if there are none.
         zeros: median change of the share of zeros.
     """
 
@@ -94,14 +95,17 @@ class GradientRatio:
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of it.
+    """The result of a trial.
 
     Attributes:
-        steps: complete steps of both runs.
-        not_finite_at: the first step whose loss is not finite with the plan, and is without.
-        gained, lost: findings that only the run with the plan has, and only the one without.
-        failures: why the plan does not hold, the weightiest first; one clause each.
-        doubts: why nothing can be said; one clause each.
+        steps: number of complete steps that both runs have.
+        casts: the applied casts, those furthest beyond the target first.
+        gap: gap of the losses; None if too few steps have a loss.
+        not_finite_at: the first step whose loss is non-finite with the plan only; None if there is none.
+        gradients: one ratio per module.
+        gained, lost: findings that only the run with the plan has, and only the run without.
+        failures: why the plan does not hold, the most important first; one clause each.
+        doubts: why the plan cannot be judged; one clause each.
     """
 
     plan: PlanFile
@@ -117,12 +121,12 @@ class Trial:
 
     @property
     def exit_code(self) -> int:
-        """0: the plan holds; 1: it does not; 3: it cannot be judged, because doubts alone are left."""
+        """0: the plan holds; 1: it does not; 3: there are no failures, but doubts."""
         return 1 if self.failures else 3 if self.doubts else 0
 
 
 def not_applied(view: RunView) -> str | None:
-    """Why a change of the plan was not made, as a sentence without a full stop; None where all were."""
+    """Why a change of the plan was not made, as a sentence without a full stop; None if all were made."""
     refused = [e for e in view.events_of("applied") if not e["data"].get("done")]
     if not refused:
         return None
@@ -135,18 +139,21 @@ def not_applied(view: RunView) -> str | None:
 def judge_trial(
     plan: PlanFile, before: RunView, after: RunView, share: float, options: RuleOptions, ended: str | None = None
 ) -> Trial:
-    """Hold the run with the plan against the run as it is.
+    """Compare the run with the plan with the unchanged run.
 
     Args:
-        share: of the loss that a gap may be.
-        options: of rules, as for a diagnosis.
-        ended: how the run with the plan failed, where the other one did not; None where it did not.
+        plan: the plan.
+        before: the unchanged run.
+        after: the run with the plan.
+        share: largest allowed loss gap, as a share of the loss.
+        options: options of rules, as for a diagnosis.
+        ended: how the run with the plan failed, if the unchanged run did not; None otherwise.
     """
     ours, theirs = usable_steps(after), usable_steps(before)
     common = sorted(ours.keys() & theirs.keys())
     losses = mean_losses(before), mean_losses(after)
     bad = [s for s in common if not math.isfinite(losses[1].get(s, 0.0)) and math.isfinite(losses[0].get(s, 0.0))]
-    casts = sorted(_casts(plan, before, after), key=lambda c: -_distance(plan, c))
+    casts = sorted(_casts(plan, before, after), key=lambda c: -_sort_key(plan, c))
     gap = loss_gap(losses[0], losses[1], share)
     gained, lost = _findings(before, after, options)
     unlike = _starts_differ(before, after, common[0]) if common else None
@@ -172,11 +179,11 @@ def judge_trial(
 
 
 def cast_in_words(cast: CastOutcome) -> str:
-    """```blocks.0.up` grad_output in E4M3FN none: 100 % flushed on step 39 (predicted 100 %)``.
+    """A missed limit: ```blocks.0.up` grad_output in E4M3FN none: 100 % flushed on step 39 (predicted 100 %)``.
 
-    The worst step is named where the cast was made on it; else it is about all steps.
+    Gives the figure of the predicted step if the cast was made on that step, else of all steps.
     """
-    planned, said = cast.planned, cast.predicted
+    planned, predicted = cast.planned, cast.predicted
     done = cast.at_step or cast.overall
     miss = cast.misses[0]
 
@@ -184,7 +191,7 @@ def cast_in_words(cast: CastOutcome) -> str:
         return f"{figures.sqnr_db:.1f} dB" if miss == "sqnr" else percent(getattr(figures, miss))
 
     what = f"an SQNR of {shown(done)}" if miss == "sqnr" else f"{shown(done)} {miss}"
-    known = f" on step {cast.step} (predicted {shown(said)})" if said is not None and cast.at_step else ""
+    known = f" on step {cast.step} (predicted {shown(predicted)})" if predicted is not None and cast.at_step else ""
     return f"`{planned.module or planned.root}` {planned.role} in {planned.cast}: {what}{known}"
 
 
@@ -205,7 +212,10 @@ def _doubts(unlike: str | None, common: Sequence[int], gap: LossGap | None) -> I
 
 
 def _starts_differ(before: RunView, after: RunView, step: int) -> str | None:
-    """The first batch or weight whose bits differ on the first step; before it no cast has changed them."""
+    """The first batch or weight whose bits differ on the first step, in words; None if all are equal.
+
+    No cast has changed them yet, so a difference means that the script is not seeded.
+    """
 
     def prints(view: RunView) -> dict[tuple[Any, ...], Any]:
         columns = ["kind", "root", "module", "name", "call", "fingerprint"]
@@ -241,7 +251,7 @@ def _casts(plan: PlanFile, before: RunView, after: RunView) -> Iterator[CastOutc
             name = str(data.get("name") or "")
             seen = by_name.get((*where, planned.role, name))
             if main is not None and (planned.role == "input" or main.key.module != planned.module):
-                seen = main  # passed on by another module, or the weight of another one
+                seen = main  # the operand is recorded under another module
             forecast = None
             if seen is not None:
                 forecast = forecast_of(seen, recipes.index(planned.recipe), planned.recipe, plan.target)
@@ -264,7 +274,7 @@ def _casts(plan: PlanFile, before: RunView, after: RunView) -> Iterator[CastOutc
 
 
 def _counts(data: Mapping[str, Any]) -> dict[int, tuple[float, ...]]:
-    """Per step elements, flushed, saturated, noise, signal; what is no such row is left out."""
+    """``(elements, flushed, saturated, noise, signal)`` by step, from a ``casts`` event; invalid rows are left out."""
     columns = [data.get(name) for name in ("steps", "elements", "flushed", "saturated", "noise", "signal")]
     if not all(isinstance(c, list) for c in columns):
         return {}
@@ -289,7 +299,7 @@ def _figures(counts: Any) -> Figures | None:
 
 
 def _misses(plan: PlanFile, planned: PlannedCast, done: Figures) -> tuple[str, ...]:
-    """Limits that the applied cast breaks over all steps."""
+    """The limits of the plan's target that the applied cast exceeds over all steps."""
     target, out = plan.target, []
     if done.flushed > target.max_flushed:
         out.append("flushed")
@@ -300,8 +310,8 @@ def _misses(plan: PlanFile, planned: PlannedCast, done: Figures) -> tuple[str, .
     return tuple(out)
 
 
-def _distance(plan: PlanFile, cast: CastOutcome) -> float:
-    """How far beyond the target, those that miss it on top; to sort by."""
+def _sort_key(plan: PlanFile, cast: CastOutcome) -> float:
+    """Sort key: how far the cast is beyond the target; casts that miss a limit get the largest keys."""
     beyond = min(max(plan.target.min_sqnr_db - cast.overall.sqnr_db, -200.0), 200.0)
     return 1e3 * len(cast.misses) + 100.0 * cast.overall.flushed + beyond
 
@@ -318,7 +328,7 @@ def _gradients(before: RunView, after: RunView, steps: Sequence[int]) -> Iterato
             ("rms", "multiplier", "zero_share"), ("weight_grad",), columns=("phase", "numel"), steps=steps
         )
         frames.append(frame[clean_rows(view, frame)])
-    pairs = paired(frames[0], frames[1], {})
+    pairs = pair_rows(frames[0], frames[1], {})
     if not len(pairs.tensor):
         return
     rows = [f.iloc[at].reset_index(drop=True) for f, at in zip(frames, (pairs.first, pairs.second), strict=True)]
@@ -332,16 +342,16 @@ def _gradients(before: RunView, after: RunView, steps: Sequence[int]) -> Iterato
     for (root, module), mine in sums.groupby(["root", "module"], sort=False):
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.sqrt(mine["after"].to_numpy() / mine["before"].to_numpy())
-        known = ratio[np.isfinite(ratio)]
+        finite = ratio[np.isfinite(ratio)]
         zeros = (mine["zeros_after"] - mine["zeros_before"]) / mine["numel"]
         at_first = ratio[(mine["step"] == steps[0]).to_numpy()]
         first = float(at_first[0]) if at_first.size and np.isfinite(at_first[0]) else None
-        typical = float(np.median(known)) if known.size else None
+        typical = float(np.median(finite)) if finite.size else None
         yield GradientRatio(str(root), str(module), first, typical, float(zeros.median()))
 
 
 def _findings(before: RunView, after: RunView, options: RuleOptions) -> tuple[list[Finding], list[Finding]]:
-    """Gained and lost, by code and module."""
+    """``(findings of after alone, findings of before alone)``, matched by code and module."""
     rules, settings = select_rules((), ()), resolve_options(options)
     theirs, ours = (diagnose_view(view, rules, settings).findings for view in (before, after))
 

@@ -1,4 +1,4 @@
-"""Two runs compared, on one screen: where they part, the loss, what moved, what got worse, what ``--apply`` did."""
+"""Prints a comparison of two runs: first difference, loss, ``--apply``, regressions, drift; also its JSON section."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from precdoctor.reporting.finding_view import KINDS
 from precdoctor.reporting.tables import Name, folded, right, table
 from precdoctor.reporting.text import clean, number
 
-#: Tensors shown; the JSON report has :data:`JSON_TENSORS`.
+#: Most tensors in a table, and in the JSON report.
 TOP = 10
 JSON_TENSORS = 500
-#: Below this many binades a tensor is not worth a line.
+#: Tensors that moved by at most this many binades are not listed.
 _QUIET = 0.05
 _VERDICTS = {True: ("came true", "pd.good"), False: ("missed", "pd.bad"), None: ("not measured", "pd.near")}
 
 
 def print_compare(comparison: Comparison, console: Console, *, concise: bool = False) -> None:
-    """The comparison for a person; ``concise`` leaves out the tables."""
+    """Print the comparison; ``concise`` leaves out the tables of drifts."""
     for name, path in (("A", comparison.a), ("B", comparison.b)):
         console.print(Text.assemble((f"{name}  ", "pd.label"), clean(path)), soft_wrap=True)
     console.print(Text(_scope(comparison), "pd.quiet"))
@@ -71,7 +71,7 @@ def _print_bits(c: Comparison, console: Console) -> None:
         console.print(Text(words, "pd.good"))
     else:
         console.print(Text(f"The runs part at step {bits.first.step}: {_named(bits.first)}", "pd.strong"))
-        before = bits.first.told
+        before = bits.first.sentence
         console.print(Padding(Text(clean(before)), (0, 0, 0, 2)))
 
 
@@ -87,16 +87,16 @@ def _loss(c: Comparison) -> str:
         return "No loss was recorded on a common step."
     gap = c.loss_b - c.loss_a
     apart = f" ({gap:+.4g})" if math.isfinite(gap) else ""
-    told = f"Loss at step {c.common_steps[-1]}: A {number(c.loss_a)}, B {number(c.loss_b)}{apart}"
+    losses = f"Loss at step {c.common_steps[-1]}: A {number(c.loss_a)}, B {number(c.loss_b)}{apart}"
     if c.loss_differs_at is None:
-        return f"{told}; equal on all common steps."
+        return f"{losses}; equal on all common steps."
     if c.loss_gap_at is None:
-        return f"{told}; differs from step {c.loss_differs_at}, within {LOSS_GAP} at the end."
-    return f"{told}; differs from step {c.loss_differs_at}, by more than {LOSS_GAP} from step {c.loss_gap_at}."
+        return f"{losses}; differs from step {c.loss_differs_at}, within {LOSS_GAP} at the end."
+    return f"{losses}; differs from step {c.loss_differs_at}, by more than {LOSS_GAP} from step {c.loss_gap_at}."
 
 
 def _print_lines(c: Comparison, console: Console) -> None:
-    """One line per regression, the gravest first: its worst subject, and how many others there are."""
+    """Print one line per failed regression, the most severe first: its worst subject, and the number of others."""
     groups: dict[str, list[Line]] = {}
     for line in sorted(c.lines, key=lambda line: (-line.severity.weight, line.code)):
         if not line.passed:
@@ -127,7 +127,7 @@ def _print_drifts(c: Comparison, console: Console) -> None:
 
 
 def _gradient_of(drift: Drift) -> Key | None:
-    """For what the optimizer is given, the gradient it was made from: the two move together."""
+    """For a ``weight_grad_step`` the key of its ``weight_grad``, with which it moves; None for other kinds."""
     root, module, kind, name, call = drift.key
     return (root, module, "weight_grad", name, call) if kind == "weight_grad_step" else None
 
@@ -149,10 +149,7 @@ def _cells(drift: Drift) -> Iterator[str]:
 
 
 def compare_section(comparison: Comparison) -> dict[str, Any]:
-    """The ``compare`` object of the JSON report; fractions and binades are plain numbers.
-
-    ``applied`` is there only where B was recorded with ``--apply``.
-    """
+    """The ``compare`` object of the JSON report; it has ``applied`` only if B was recorded with ``--apply``."""
     first = comparison.bits.first
     return {
         "a": comparison.a,
@@ -195,12 +192,12 @@ def _tensor(drift: Drift) -> dict[str, Any]:
         "steps": len(drift.steps),
     }
     place = {"root": root, "module": module, "kind": kind, "name": name, "call": call}
-    found: dict[str, Any] = jsonable({**place, "dtype_a": drift.dtypes[0], "dtype_b": drift.dtypes[1], **values})
-    return found
+    row: dict[str, Any] = jsonable({**place, "dtype_a": drift.dtypes[0], "dtype_b": drift.dtypes[1], **values})
+    return row
 
 
 def print_applied(applied: Applied, console: Console) -> None:
-    """The changes one per line, then a table of predicted against measured."""
+    """Print the applied changes, one per line, and a table of predicted and measured effects."""
     console.print("\nB was recorded with --apply:")
     if applied.problem:
         console.print(Text(f"  its own account of it cannot be read: {clean(applied.problem)}", "pd.near"))
@@ -217,14 +214,14 @@ def print_applied(applied: Applied, console: Console) -> None:
 
 
 def subject_of(outcome: Outcome) -> str:
-    """``PD201 gradient elements flushed to zero, blocks.3.mlp grad_output``."""
+    """The effect's name in the table: ``PD201 gradient elements flushed to zero, blocks.3.mlp grad_output``."""
     scope = outcome.effect.scope
     place = " ".join(p for p in (".".join(filter(None, (scope.module, scope.name))), scope.kind) if p)
     return clean(f"{outcome.code} {outcome.effect.measure.doc}" + (f", {place}" if place else ""), 120)
 
 
 def shown(outcome: Outcome, value: float | None) -> str:
-    """A value in the measure's unit."""
+    """A value of the effect, formatted in the measure's unit; ``-`` for None."""
     if value is None:
         return "-"
     unit = outcome.effect.measure.unit

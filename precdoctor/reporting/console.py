@@ -1,4 +1,4 @@
-"""The two consoles of the program: data on stdout, talk on stderr; colours and width as the place asks for."""
+"""Makes the program's consoles (results on stdout, messages on stderr), with colours and width to suit the output."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import IO, cast
 from rich.console import Console
 from rich.theme import Theme
 
-#: Used when nobody watches (a file, a pipe, a CI log).
+#: Columns if the output is no terminal (a file, a pipe, a CI log).
 PIPED_WIDTH = 100
-#: Wider than this and the eye loses the line.
+#: Most columns on a terminal; longer lines are hard to read.
 READING_WIDTH = 140
 
-#: GitHub runs a line that begins like this, blanks before it included.
+#: The start of a workflow command, which GitHub would run; blanks may precede it.
 _COMMAND = re.compile(r"^(\s*)::", re.MULTILINE)
 
-#: Typography that a terminal without Unicode gets in ASCII; drawings have an ASCII form of their own.
+#: ASCII for typographic characters, for terminals without Unicode. Drawings have their own ASCII form.
 _PLAIN = str.maketrans({"–": "-", "…": "...", "×": "x"})
 
 THEME = Theme(
@@ -71,11 +71,11 @@ def make_console(file: IO[str] | None = None, width: int | None = None, *, colou
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # rich would exit with 1, which here means findings
+        raise BrokenPipeError  # rich would exit with status 1, which means findings
 
 
 class _Stream:
-    """What every line goes through: no blanks that pad to a width, nothing CI takes for a command, no mojibake."""
+    """Filters all output: removes trailing blanks, defuses CI commands, and spells typography in ASCII if needed."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
@@ -98,5 +98,5 @@ def _is_tty(file: IO[str]) -> bool:
 
 
 def can_draw(console: Console) -> bool:
-    """Whether block characters survive the encoding of this console."""
+    """Return whether the console's encoding has block characters."""
     return not console.options.ascii_only

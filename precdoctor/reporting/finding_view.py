@@ -1,4 +1,4 @@
-"""One finding on a terminal: what, where, the way there, why, and what to do about it."""
+"""Renders one finding for a terminal: headline, message, place, evidence, and prescriptions."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.tables import Name, facts, left, right, table
 from precdoctor.reporting.text import clean, clean_block, factor, number
 
+#: Width of the labels, in cells.
 _LABEL = 9
-#: Of a snippet, in cells.
+#: Indentation of a snippet, in cells.
 _INDENT = 4
 #: Consequences that are listed before "and N more".
 _ALSO = 4
-#: Kinds of tensors as people call them, where the column's spelling is not that.
+#: Readable names of the kinds of tensors whose column value is not readable.
 KINDS = {
     "grad_output": "gradient of the output",
     "weight_grad": "weight gradient",
@@ -41,7 +42,7 @@ KINDS = {
 
 
 def finding_view(finding: Finding, console: Console) -> RenderableType:
-    """Everything a person needs to act on one finding, without a box around it."""
+    """The full view of a finding, with prescriptions and snippets."""
     parts: list[RenderableType] = [
         headline(finding),
         Padding(Text(clean_block(finding.message)), (0, 0, 1, 2)),
@@ -49,7 +50,7 @@ def finding_view(finding: Finding, console: Console) -> RenderableType:
     ]
     for prescription in finding.prescriptions:
         parts += ["", _grid([("do", _prescription(prescription))])]
-        if prescription.snippet.strip():  # at the left, so that few lines wrap and all can be copied
+        if prescription.snippet.strip():  # not inside the grid, so that few lines wrap and all can be copied
             code = fitted(clean_block(prescription.snippet.strip("\n")), console.width - _INDENT)
             snippet = Text(code, "pd.code")
             parts.append(Padding(snippet, (1, 0, 0, _INDENT)))
@@ -59,7 +60,7 @@ def finding_view(finding: Finding, console: Console) -> RenderableType:
 
 
 def note_view(finding: Finding) -> RenderableType:
-    """What it is and what to do, for a finding that can wait."""
+    """The short view of a note: headline and first prescription."""
     first = next(iter(finding.prescriptions), None)
     return Group(headline(finding), *([_grid([("do", _prescription(first))])] if first is not None else []))
 
@@ -95,7 +96,7 @@ def place(finding: Finding) -> str:
 
 
 def _grid(rows: Iterable[tuple[str, RenderableType]]) -> RenderableType:
-    """Label and value, one row per thing worth knowing."""
+    """An indented grid of labels and values."""
     return Padding(facts(rows, gap=1, width=_LABEL), (0, 0, 0, 2))
 
 
@@ -127,11 +128,11 @@ def _facts(finding: Finding, console: Console) -> Iterator[tuple[str, Renderable
         yield "path", _path(path, console)
     folded = evidence.get("consequences")
     if isinstance(folded, Sequence) and folded and not isinstance(folded, str):
-        yield "also", _folded([c for c in folded if isinstance(c, Mapping)])
+        yield "also", _consequences([c for c in folded if isinstance(c, Mapping)])
 
 
-def _folded(consequences: Sequence[Mapping[str, Any]]) -> Text:
-    """What is the same fault seen elsewhere, one line each."""
+def _consequences(consequences: Sequence[Mapping[str, Any]]) -> Text:
+    """Findings that are consequences of this one, one line each."""
     lines = [clean(f"{c.get('code', '')} {c.get('message', '')}".strip()) for c in consequences[:_ALSO]]
     if len(consequences) > _ALSO:
         lines.append(f"and {len(consequences) - _ALSO} more")
@@ -146,23 +147,19 @@ def _source(source: Source) -> Text:
 
 
 def _trend(history: Any, console: Console) -> str:
-    """How the tensor came nearer to its limit: ``steps 30–36: amax 12 ▁▂▃▅█ 6.1e+04``."""
+    """The amax of the last steps: ``amax 12 ▁▂▃▅█ 6.1e+04 at steps 30 to 36``; empty with fewer than three values."""
     if not isinstance(history, Sequence) or isinstance(history, str):
         return ""
-    seen = [(h["step"], h["amax"]) for h in history if isinstance(h, Mapping) and h.get("amax") is not None]
-    if len(seen) < 3:
+    points = [(h["step"], h["amax"]) for h in history if isinstance(h, Mapping) and h.get("amax") is not None]
+    if len(points) < 3:
         return ""
-    line = sparkline([amax for _, amax in seen], 40, ascii_only=not can_draw(console), log=True)
-    first, last = seen[0], seen[-1]
+    line = sparkline([amax for _, amax in points], 40, ascii_only=not can_draw(console), log=True)
+    first, last = points[0], points[-1]
     return f"amax {number(float(first[1]))} {line} {number(float(last[1]))} at steps {first[0]} to {last[0]}"
 
 
-def _words(key: str) -> str:
-    return clean(key.removesuffix("_binades")).replace("_", " ")
-
-
 def _value(key: str, value: Any) -> str:
-    """Fractions as percentages, distances as factors, whatever else as a number."""
+    """A value formatted by its key: fractions as percentages, binades as factors, others as numbers."""
     if key.endswith("_binades") and isinstance(value, (int, float)):
         return factor(float(value))
     if key.endswith(("fraction", "share")) and isinstance(value, (int, float)):
@@ -171,12 +168,12 @@ def _value(key: str, value: Any) -> str:
 
 
 def _range(evidence: Any, console: Console) -> RenderableType | None:
-    """The bar, and under it what its two parts are."""
+    """The range bar with a caption; None if the evidence has no range."""
     if not isinstance(evidence, Mapping):
         return None
     room, plain = console.width - _LABEL - 3, not can_draw(console)
-    bar = RangeBar.of(evidence, max(16, min(64, room - 20)))  # its two ends take up to 20 columns
-    if bar is not None and bar.text(ascii_only=plain).cell_len > room:  # and shares outside the range some more
+    bar = RangeBar.of(evidence, max(16, min(64, room - 20)))  # the labels of its ends take up to 20 columns
+    if bar is not None and bar.text(ascii_only=plain).cell_len > room:  # and shares outside it take more
         bar = RangeBar.of(evidence, max(16, room - 46))
     if bar is None:
         return None
@@ -191,7 +188,7 @@ def _range(evidence: Any, console: Console) -> RenderableType | None:
 
 
 def _path(path: Sequence[Any], console: Console) -> Table:
-    """The tensors in execution order; the last one is the finding's own."""
+    """A table of the tensors on the path to the finding's tensor, which is last, in execution order."""
     entries = [entry for entry in path if isinstance(entry, Mapping)]
     bad = [bool(entry.get("nan") or entry.get("inf")) for entry in entries]
     titles = ("amax", "headroom", *(("NaN", "Inf") if any(bad) else ()))
@@ -213,7 +210,7 @@ def _path(path: Sequence[Any], console: Console) -> Table:
 
 
 def _distance(binades: float) -> str:
-    """``2^12.3 below`` or ``2^0.4 above``, ``just below``, or ``at``."""
+    """Headroom in words: ``2^12.3 below``, ``2^0.4 above``, ``just below`` or ``at``."""
     if abs(binades) < 0.05:
         return "just below" if binades > 0.0 else "at" if binades == 0.0 else "just above"
     return f"{factor(abs(binades))} {'below' if binades >= 0.0 else 'above'}"
@@ -224,7 +221,7 @@ def _float(value: Any) -> float | None:
 
 
 def _prescription(prescription: Prescription) -> RenderableType:
-    """The change, and what it is predicted to do."""
+    """The change and its predicted effect."""
     change, effect = stated_effect(prescription.title)
     title = Text(clean(change), "pd.good")
     predicted = clean(effect) or predicted_effect(prescription.predicted)
@@ -232,17 +229,17 @@ def _prescription(prescription: Prescription) -> RenderableType:
 
 
 def stated_effect(title: str) -> tuple[str, str]:
-    """The change a prescription's title names, and the predicted effect it states behind a colon, or "".
+    """Split a prescription's title into ``(change, predicted effect)``; the effect is "" if the title states none.
 
-    ``eps=1e-12: elements below it 41 % -> 0 %`` is ``eps=1e-12`` and ``elements below it 41 % -> 0 %``.
+    ``eps=1e-12: elements below it 41 % -> 0 %`` gives ``eps=1e-12`` and ``elements below it 41 % -> 0 %``.
     """
     change, _, effect = title.rpartition(": ")
     return (change, effect) if change and " -> " in effect else (title, "")
 
 
 def predicted_effect(predicted: Mapping[str, Any]) -> str:
-    """``flushed fraction 0.41 to 0.003, overflow 0``."""
-    out = []
+    """The predicted effect in words: ``flushed fraction 41 % to 0.3 %, overflow 0``."""
+    effects = []
     for key, value in jsonable({k: v for k, v in predicted.items() if v is not None}).items():
         if isinstance(value, Mapping) and {"from", "to"} <= set(value):
             shown = f"{_value(key, value['from'])} to {_value(key, value['to'])}"
@@ -250,18 +247,18 @@ def predicted_effect(predicted: Mapping[str, Any]) -> str:
             shown = " to ".join(_value(key, v) for v in value)
         else:
             shown = _value(key, value)
-        out.append(f"{_words(key)} {shown}")
-    return ", ".join(out)
+        effects.append(f"{clean(key.removesuffix('_binades')).replace('_', ' ')} {shown}")
+    return ", ".join(effects)
 
 
 _COMMENT = "  # "
 
 
 def fitted(code: str, width: int) -> str:
-    """Code in which a comment never makes a line wider than ``width``.
+    """Wrap the comments of ``code`` so that they do not make a line wider than ``width`` cells.
 
-    A comment behind code that is too wide goes above it; one on a line of its own is broken into several. Code alone
-    stays as it is: where a statement may be broken is for its writer to say.
+    A trailing comment moves to lines above its statement; a comment on its own line is broken into several. Statements
+    are never broken.
     """
     return "\n".join(part for line in code.split("\n") for part in _fitted(line, width))
 

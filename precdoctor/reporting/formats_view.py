@@ -1,4 +1,4 @@
-"""Number formats on a terminal: the table of them, one in detail, one number in all of them."""
+"""Prints number formats: the table of all, one format in detail, or one number in every format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from precdoctor.reporting import tables
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.tables import Column, left, right
 
-#: From this width on, what becomes of a number and its surroundings share one table.
+#: From this width on, a number's stored values and its neighbours share one table.
 _WIDE = 120
 #: Colours of the fields of a code.
 _SIGN, _EXPONENT, _MANTISSA = "pd.bad", "pd.code", "pd.near"
@@ -34,7 +34,7 @@ _OUTCOMES = {
 
 
 def print_formats(formats: Sequence[Format], blocks: Sequence[BlockFormat], console: Console) -> None:
-    """The table of ``precdoctor formats``."""
+    """Print the table of ``precdoctor formats``."""
     ranges = right("max", "min normal", "smallest", "binades", "ulp at 1", "Inf", "NaN")
     table = _table(console, *left("format"), *right("bits"), *left("fields"), *ranges)
     for f in formats:
@@ -69,7 +69,7 @@ def print_formats(formats: Sequence[Format], blocks: Sequence[BlockFormat], cons
 
 
 def print_format(fmt: Format, console: Console) -> None:
-    """One format: its fields, its range, and every code point if there are at most 256."""
+    """Print one format: its fields, its range, and every code point if there are at most 256."""
     console.print(Text.assemble((fmt.name, "pd.strong"), f"  {fmt.source}", ("" if fmt.stored else "  compute only")))
     _print_facts(_facts(fmt), console)
     if fmt.bits > 8:
@@ -82,7 +82,7 @@ def print_format(fmt: Format, console: Console) -> None:
 
 
 def print_block_format(fmt: BlockFormat, console: Console) -> None:
-    """One block format: its parts, and what it costs."""
+    """Print one block format: its parts, its scale rule and its memory."""
     console.print(Text.assemble((fmt.name, "pd.strong"), f"  {fmt.source}"))
     facts = [
         ("elements", f"{fmt.element.name}, {fmt.element.bits} bits, at most {short(fmt.element.max)}"),
@@ -103,7 +103,7 @@ _RULES = {
 
 
 def print_number(value: float, views: Sequence[BitView], console: Console) -> None:
-    """One number in every format: bits, what is left of it, its neighbours, the updates that stick."""
+    """Print one number in every format: bits, stored value and error, neighbours, smallest updates that stick."""
     console.print(Text.assemble((f"{value!r}", "pd.strong"), f"  {value.hex()}" if math.isfinite(value) else ""))
     legend = Text.assemble(("sign", _SIGN), " ", ("exponent", _EXPONENT), " ", ("mantissa", _MANTISSA))
     console.print(Text.assemble("\nBits: ", legend))
@@ -146,7 +146,7 @@ def _print_views(title: str, columns: Sequence[str], views: Sequence[BitView], c
 
 
 def _digits(view: BitView) -> int:
-    """How many digits tell a number from its neighbours."""
+    """The number of significant digits that distinguish a number from its neighbours, 6 to 17."""
     values = {v for v in (view.below, view.stored, view.above) if v is not None}
     return next((d for d in range(6, 17) if len({f"{v:.{d}g}" for v in values}) == len(values)), 17)
 
@@ -168,14 +168,11 @@ def _facts(fmt: Format) -> Iterator[tuple[str, str]]:
     if math.isfinite(fmt.overflow_limit):
         word = "from" if fmt.tie_overflows else "above"
         yield "out of range", f"{word} {exact(fmt.overflow_limit)} when rounded to nearest"
-    yield "range", f"{fmt.binades:.1f} binades, {fmt.decades:.1f} decades of {_normals(fmt)}"
+    numbers = "integers from 1" if fmt.kind is Kind.INTEGER else "normal numbers"
+    yield "range", f"{fmt.binades:.1f} binades, {fmt.decades:.1f} decades of {numbers}"
     yield "ulp at 1", f"{exact(fmt.ulp_at_one)}; half of it is lost when added to 1"
     yield "Inf", "yes" if fmt.has_infinity else "no"
     yield "NaN", fmt.nan.value
-
-
-def _normals(fmt: Format) -> str:
-    return "integers from 1" if fmt.kind is Kind.INTEGER else "normal numbers"
 
 
 def _print_facts(facts: Iterator[tuple[str, str]] | Sequence[tuple[str, str]], console: Console) -> None:
@@ -183,7 +180,7 @@ def _print_facts(facts: Iterator[tuple[str, str]] | Sequence[tuple[str, str]], c
 
 
 def _print_by_exponent(fmt: Format, console: Console) -> None:
-    """One row per exponent, one column per mantissa; the positive half."""
+    """Print the non-negative code points, one row per exponent, one column per mantissa."""
     table = _table(console, *left("exponent", style=_EXPONENT))
     columns = 1 << fmt.mantissa_bits
     for mantissa in range(columns):
@@ -197,7 +194,7 @@ def _print_by_exponent(fmt: Format, console: Console) -> None:
 
 
 def _print_in_order(fmt: Format, console: Console) -> None:
-    """Eight codes per row."""
+    """Print all code points in order, eight per row."""
     table = _table(console, *left("code", style="pd.label"), *right(*(f"+{low}" for low in range(8))))
     write = power if fmt.kind is Kind.SCALE else short
     for first in range(0, 1 << fmt.bits, 8):
@@ -210,24 +207,24 @@ def _table(console: Console, *columns: Column, header: bool = True) -> Table:
 
 
 def fields(fmt: Format) -> str:
-    """``1.4.3``."""
+    """Widths of sign, exponent and mantissa: ``1.4.3``."""
     return f"{fmt.sign_bits}.{fmt.exponent_bits}.{fmt.mantissa_bits}"
 
 
 def power(value: float) -> str:
-    """A power of two as one, anything else in digits."""
+    """``2^-9`` for a power of two other than 1; else digits."""
     mantissa, exponent = math.frexp(value)
     return f"2^{exponent - 1}" if mantissa == 0.5 and exponent != 1 else brief(value)
 
 
 def exact(value: float) -> str:
-    """Digits, and the power of two it is, if it is one."""
+    """Ten significant digits, and ``= 2^-9`` for a power of two."""
     mantissa, exponent = math.frexp(value)
     return f"{value:.10g}" + (f" = 2^{exponent - 1}" if mantissa == 0.5 and exponent != 1 else "")
 
 
 def short(value: float | None, digits: int = 6) -> str:
-    """Six significant digits, or as many as asked for; nothing is an en dash."""
+    """``digits`` significant digits; an en dash for None."""
     return "–" if value is None else f"{value:.{digits}g}" if math.isfinite(value) else _word(value)
 
 
@@ -241,14 +238,14 @@ def _word(value: float) -> str:
 
 
 def error(relative: float | None) -> str:
-    """A relative error: percent while that reads well."""
+    """A relative error: in percent from 1e-4 on, below in scientific notation; an en dash for None."""
     if relative is None:
         return "–"
     return percent(relative) if relative == 0.0 or relative >= 1e-4 else f"{relative:.1e}"
 
 
 def update(step: Update | None, *, draws: bool) -> str:
-    """``> 0.001953`` when the tie is rounded away, ``≥ 0.001953`` when it sticks."""
+    """The smallest update that sticks: ``≥ 0.001953``, or ``> 0.001953`` if the tie itself is lost."""
     if step is None:
         return "–"
     return f"{('≥' if draws else '>=') if step.inclusive else '>'} {brief(step.size)}"

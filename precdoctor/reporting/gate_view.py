@@ -1,4 +1,4 @@
-"""A gate's verdict on a terminal or in a CI log: the verdict first, then one line per check, failures on top."""
+"""Prints a gate's report on a terminal or in a CI log: the verdict, then one line per check, failures first."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from precdoctor.reporting.tables import folded, grid, left
 from precdoctor.reporting.text import clean
 from precdoctor.runlog.shell import quoted_path
 
-#: Modules named as the likeliest.
+#: Most suspect modules to name.
 _SUSPECTS = 3
-#: Subjects of one check that are listed.
+#: Most subjects to list for one check.
 _SUBJECTS = 8
 _IDLE = Status.NOT_APPLICABLE
 #: Mark, its ASCII form, style; most urgent first.
@@ -36,7 +36,7 @@ _FAILS, _WARNS, _OPEN, _PASSED = (
 
 
 def print_gate(report: GateReport, console: Console, *, concise: bool = False) -> None:
-    """The verdict, why it may not be trusted, and the checks; ``concise`` leaves out those that passed."""
+    """Print the verdict, reasons not to trust it, and the checks; ``concise`` lists only failed checks."""
     idle = {(d.run.get("path"), f"{r.code} {r.name}") for d in report.diagnoses for r in d.rules if r.status is _IDLE}
     console.print(_verdict(report, sum((c.run, c.check) not in idle for c in report.checks)))
     for reason in report.untrustworthy:
@@ -63,19 +63,19 @@ def print_gate(report: GateReport, console: Console, *, concise: bool = False) -
 
 
 def _next_commands(report: GateReport, run: str, checks: Sequence[GateCheck]) -> Iterator[str]:
-    """Where to read on: regressions are no findings of diagnose, and rules are none of compare."""
+    """Commands to run next: ``diagnose`` for failed rules, ``compare`` for failed regressions."""
     failed = [c.check for c in checks if c.passed is False]
     regressed = [check for check in failed if check.startswith("PD8")]
     if len(failed) > len(regressed):
         yield f"Causes and remedies: precdoctor diagnose {quoted_path(run)}"
     if report.baseline and (report.untrustworthy or regressed):
-        known = next((r for r in report.baseline_runs if Path(r).is_dir()), None)
-        base = "A_RUN_OF_THE_BASELINE" if known is None else quoted_path(known)
+        local_run = next((r for r in report.baseline_runs if Path(r).is_dir()), None)
+        base = "A_RUN_OF_THE_BASELINE" if local_run is None else quoted_path(local_run)
         yield f"What moved, and where first: precdoctor compare {base} {quoted_path(run)}"
 
 
 def _shortened(checks: Sequence[GateCheck]) -> list[GateCheck]:
-    """The worst subjects of each check; the JSON report has all of them."""
+    """The first ``_SUBJECTS`` lines of each check, the last of them with the number left out; JSON has all."""
     shown: list[GateCheck] = []
     count = Counter(c.check for c in checks)
     seen: Counter[str] = Counter()
@@ -118,7 +118,7 @@ def _table(checks: Sequence[GateCheck], console: Console) -> Table:
 
 
 def _words(check: GateCheck) -> str:
-    """Subject, expected, found, limit; for a rule that found nothing, what it looked at."""
+    """Subject, expected, found and limit; for a rule without a finding, its reason."""
     subject, found = clean(check.subject), clean(check.found)
     if check.passed is not False and check.expected == "no finding":
         return found if check.passed else f"not judged: {found}"

@@ -1,4 +1,4 @@
-"""A report as GitHub workflow commands: annotations on the pull request, and the verdict as a plain line."""
+"""Renders a report as GitHub workflow commands: annotations on the pull request, and the verdict as a plain line."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from precdoctor.reporting.outputs import Report
 from precdoctor.reporting.places import file_line, script
 from precdoctor.reporting.text import clean
 
-#: GitHub shows ten annotations of each kind per step and swallows the rest without a word.
+#: GitHub shows ten annotations of each kind per step and silently drops the rest.
 MAX_ANNOTATIONS = 10
 _KINDS = {"error": "error", "warning": "warning", "info": "notice"}
 
 
 def github(report: Report) -> str:
-    """One command a line, most important first; beyond GitHub's limit the last one of its kind counts the others."""
+    """One command per line, errors first. Beyond GitHub's limit a kind's last command states how many are left out."""
     commands: dict[str, list[str]] = {kind: [] for kind in _KINDS.values()}
     if report.exit_code == ExitCode.UNTRUSTWORTHY:
         for reason in report.distrust:
@@ -31,7 +31,7 @@ def github(report: Report) -> str:
 
 
 def command(kind: str, message: str, **properties: str | int) -> str:
-    """``::error file=train.py,line=42,title=PD101::message``, with what would end a field escaped."""
+    """A workflow command, ``::error file=train.py,line=42,title=PD101::message``; special characters are escaped."""
     fields = ",".join(f"{name}={_property(str(value))}" for name, value in properties.items())
     return f"::{kind}{' ' + fields if fields else ''}::{_data(message)}"
 

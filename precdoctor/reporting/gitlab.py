@@ -1,4 +1,4 @@
-"""A report as GitLab Code Quality JSON (the Code Climate subset): findings as they appear in a merge request."""
+"""Renders a report as GitLab Code Quality JSON (the Code Climate subset), which GitLab shows in a merge request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SEVERITIES = {"error": "critical", "warning": "major", "info": "info"}
 
 
 def gitlab(report: Report) -> str:
-    """A JSON array; fingerprints stay the same from run to run, so that GitLab can tell new findings from old ones."""
+    """The JSON array of findings. Fingerprints are equal from run to run, so that GitLab recognises old findings."""
     seen: Counter[str] = Counter()
     issues: list[dict[str, Any]] = []
     for finding in report.diagnosis.findings:

@@ -1,4 +1,4 @@
-"""A diagnosis as JSON: one stable shape, described by ``schema/diagnosis-1.schema.json``."""
+"""Renders a diagnosis or a gate report as JSON, in the form of ``schema/diagnosis-1.schema.json``."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from precdoctor.diagnosis.claims.finding import Diagnosis, jsonable
 if TYPE_CHECKING:
     from precdoctor.comparison.gate import GateReport
 
-#: Raised whenever the meaning of a key changes; new keys may appear without.
+#: Incremented whenever the meaning of a key changes; new keys do not increment it.
 SCHEMA_VERSION = 1
 
 
 def answer_head(run: Mapping[str, Any]) -> dict[str, Any]:
-    """What every document about one run begins with."""
+    """The first keys of every document about one run: schema version, tool, run."""
     tool = {"name": "precdoctor", "version": precdoctor.__version__}
     return {"schema_version": SCHEMA_VERSION, "tool": tool, "run": jsonable(run)}
 
 
 def document(diagnosis: Diagnosis, exit_code: int) -> dict[str, Any]:
-    """The report as plain JSON values; non-finite numbers are the strings "NaN", "Infinity", "-Infinity"."""
+    """A diagnosis as JSON values; non-finite numbers are the strings "NaN", "Infinity", "-Infinity"."""
     return {
         **answer_head(diagnosis.run),
         "verdict": diagnosis.verdict,
@@ -36,7 +36,7 @@ def document(diagnosis: Diagnosis, exit_code: int) -> dict[str, Any]:
 
 
 def gate_document(report: GateReport) -> dict[str, Any]:
-    """A gate's report: the diagnosis of its runs in the same shape, and the checks under ``gate``."""
+    """A gate's report as JSON values: the merged diagnosis of its runs, plus the checks under ``gate``."""
     checks = [jsonable(check) for check in report.checks]
     gate = {
         "runs": list(report.runs),
@@ -51,12 +51,12 @@ def gate_document(report: GateReport) -> dict[str, Any]:
 
 
 def dumps(document: dict[str, Any]) -> str:
-    """Two spaces, ASCII only: recorded names cannot reach a terminal or a log as anything but escapes."""
+    """The document as text: indented, and ASCII only, so that recorded names cannot control a terminal."""
     return json.dumps(document, indent=2, allow_nan=False, ensure_ascii=True) + "\n"
 
 
 def schema(name: str = "diagnosis") -> dict[str, Any]:
-    """The published JSON Schema of :func:`document`; ``whatif``, ``shadow`` and ``trial`` are of these commands."""
+    """A published JSON Schema: ``diagnosis`` (of :func:`document`), ``whatif``, ``shadow`` or ``trial``."""
     file = resources.files("precdoctor.reporting") / "schema" / f"{name}-1.schema.json"
     loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return loaded

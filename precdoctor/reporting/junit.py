@@ -1,4 +1,4 @@
-"""A report as JUnit XML, which every CI system reads: a suite per run, a case per rule and per comparison."""
+"""Renders a report as JUnit XML, which every CI system reads: a suite per run, a case per rule and per comparison."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from precdoctor.reporting.finding_view import place
 from precdoctor.reporting.outputs import Report
 from precdoctor.reporting.text import clean, clean_block
 
-#: Noncharacters that XML 1.0 does not allow; controls and surrogates are made visible by `clean`.
+#: Noncharacters that XML 1.0 does not allow; `clean` replaces control characters and surrogates.
 _ILLEGAL = re.compile("[\ufffe\uffff]")
 
 
 @dataclass(frozen=True)
 class _Case:
-    """``outcome`` is one of failure, error, skipped; None for a pass."""
+    """A test case; ``outcome`` is failure, error or skipped, None for a pass."""
 
     classname: str
     name: str
@@ -31,10 +31,10 @@ class _Case:
 
 
 def junit(report: Report) -> str:
-    """The document with its declaration.
+    """The XML document, with its declaration.
 
-    A finding at or above the failing level is a failure, one below it is told in ``system-out``; a rule or check
-    without the data it needs is skipped; a verdict that cannot be trusted (exit status 3) is an error.
+    A finding at or above the failing level is a failure; a finding below it passes, with its text in ``system-out``. A
+    rule or check that was not evaluated is skipped. A verdict that cannot be trusted (exit status 3) is an error.
     """
     suites = [(run, _checks(checks)) for run, checks in _by_run(report)] if report.gate is not None else []
     if report.gate is None:
@@ -59,10 +59,10 @@ def _by_run(report: Report) -> list[tuple[str, list[GateCheck]]]:
 def _checks(checks: Sequence[GateCheck]) -> list[_Case]:
     cases = []
     for check in checks:
-        told = f"expected {check.expected}, found {check.found}, limit {check.limit}"
+        comparison = f"expected {check.expected}, found {check.found}, limit {check.limit}"
         outcome = "failure" if check.fails else "skipped" if check.passed is None else None
-        text = told if check.passed is False else ""
-        message = check.found if check.passed is None else told
+        text = comparison if check.passed is False else ""
+        message = check.found if check.passed is None else comparison
         name = f"{check.check}: {check.subject}"
         cases.append(_Case("precdoctor.gate", name, outcome, check.check.partition(" ")[0], message, text))
     return cases
@@ -74,9 +74,9 @@ def _rules(report: Report) -> list[_Case]:
     for rule in report.diagnosis.rules:
         own = [f for f in report.diagnosis.findings if f.code == rule.code]
         cases += [_of_finding(f, rule, fails=id(f) in failing) for f in own] or [_of_rule(rule)]
-    known = {rule.code for rule in report.diagnosis.rules}
+    rule_codes = {rule.code for rule in report.diagnosis.rules}
     for finding in report.diagnosis.findings:
-        if finding.code not in known:
+        if finding.code not in rule_codes:
             outcome = RuleOutcome(finding.code, finding.name, Status.FAILED, "")
             cases.append(_of_finding(finding, outcome, fails=id(finding) in failing))
     return cases
@@ -115,8 +115,8 @@ def _suite(root: ET.Element, name: str, cases: Sequence[_Case]) -> None:
         if case.outcome == "skipped":
             ET.SubElement(element, "skipped", {"message": _text(case.message)})
         elif case.outcome is not None:
-            told = ET.SubElement(element, case.outcome, {"type": case.kind, "message": _text(case.message)})
-            told.text = _block(case.text)
+            detail = ET.SubElement(element, case.outcome, {"type": case.kind, "message": _text(case.message)})
+            detail.text = _block(case.text)
         elif case.text:
             ET.SubElement(element, "system-out").text = _block(f"{case.message}\n{case.text}")
 

@@ -1,4 +1,4 @@
-"""What ``log verify`` found, on a terminal: one line per process, then whatever cannot be trusted."""
+"""Prints the result of ``log verify``: one line per process, then the problems."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from precdoctor.reporting.tables import folded, left, right, table
 from precdoctor.reporting.text import clean, number
 from precdoctor.runlog.verify import RankReport, Verification
 
-#: Problems printed in full per process.
+#: Most problems to print per process.
 _PROBLEMS = 20
 
 
 def print_verification(verification: Verification, console: Console) -> None:
-    """A table of the processes, their problems, and the verdict in one line."""
+    """Print a table of the processes, their problems, and the verdict in one line."""
     console.print(Text(clean(verification.path), "pd.strong"), soft_wrap=True)
     if not verification.ranks:
         console.print(Text("No process recorded anything.", "pd.near"))

@@ -1,4 +1,4 @@
-"""A report as GitHub-flavoured Markdown, for job summaries and comments: the verdict, a table, then each finding."""
+"""Renders a report as GitHub-flavoured Markdown, for job summaries and comments: verdict, table, then each finding."""
 
 from __future__ import annotations
 
@@ -13,47 +13,47 @@ from precdoctor.reporting.outputs import Report
 from precdoctor.reporting.run_head import run_facts
 from precdoctor.reporting.text import clean, clean_block, not_neutral, recording_cost
 
-#: Findings told in full; GitHub cuts a job summary off at 1 MiB.
+#: Most findings in full, because GitHub truncates a job summary at 1 MiB.
 FULL_FINDINGS = 20
-#: Rows of the table of findings, and of checks.
+#: Most rows of a table.
 MAX_ROWS = 100
-#: Markup anywhere; emoji codes and addresses; what makes a list at the beginning.
+#: Characters to escape: markup anywhere, the colons of emoji codes and URLs, list markers at the beginning.
 _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~$]|:(?=[\w+-]+:|//|:)|^[-+](?=\s)|(?<=^\d)[.)](?=\s))")
 
 
 def markdown(report: Report) -> str:
-    """The whole text, ending in a newline. Recorded names are escaped: they are text, never markup or mentions."""
+    """The document. Recorded names are escaped, so that they are never taken for markup or mentions."""
     return "\n".join(_lines(report)).rstrip() + "\n"
 
 
 def escaped(value: object) -> str:
-    """One line of text that Markdown shows as it is."""
+    """``value`` as one line, escaped so that Markdown shows it literally."""
     text = _SPECIAL.sub(r"\\\1", clean(value))
     return text.replace("&", "&amp;").replace("@", "&#64;").replace("\\<", "&lt;").replace("\\>", "&gt;")
 
 
 def prose(value: object) -> str:
-    """As :func:`escaped`, with the names that our own sentences put in backticks as code."""
+    """As :func:`escaped`, but names in backticks become code spans, as in the project's own sentences."""
     parts = clean(value).split("`")
-    if len(parts) % 2 == 0:  # one of the names has a backtick of its own
+    if len(parts) % 2 == 0:  # a name contains a backtick
         return escaped(value)
     return "".join(code(part) if at % 2 and part.strip() else escaped(part) for at, part in enumerate(parts))
 
 
 def code(value: object) -> str:
-    """An inline code span, whatever backticks and bars are in it."""
-    text = clean(value).replace("|", "¦")  # a bar ends a table's cell, in code spans too
+    """``value`` as an inline code span; may contain backticks and bars."""
+    text = clean(value).replace("|", "¦")  # a bar would end a table cell even inside a code span
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * (longest + 1)
     pad = " " if longest or not text.strip() else ""
     return f"{fence}{pad}{text}{pad}{fence}"
 
 
-def _block(text: str, language: str = "python") -> str:
-    body = re.sub(r"^(\s*)::", r"\1: :", clean_block(text.strip("\n")), flags=re.MULTILINE)  # a command to GitHub's log
+def _block(text: str) -> str:
+    body = re.sub(r"^(\s*)::", r"\1: :", clean_block(text.strip("\n")), flags=re.MULTILINE)  # or GitHub runs it
     longest = max((len(run) for run in re.findall("`+", body)), default=0)
     fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{body}\n{fence}"
+    return f"{fence}python\n{body}\n{fence}"
 
 
 def _lines(report: Report) -> Iterator[str]:
@@ -64,10 +64,10 @@ def _lines(report: Report) -> Iterator[str]:
     if diagnosis.run.get("path"):
         yield f"{code(diagnosis.run['path'])}{': ' + escaped(facts) if facts else ''}"
         yield ""
-    if said := ending(diagnosis.run):
-        yield f"{escaped(said)}."
+    if end := ending(diagnosis.run):
+        yield f"{escaped(end)}."
         yield ""
-    for reason in (r for r in report.distrust if r != said):
+    for reason in (r for r in report.distrust if r != end):
         yield f"**No trustworthy verdict:** {prose(reason)}"
         yield ""
     if diagnosis.findings:
@@ -129,7 +129,7 @@ def _source(source: Source) -> str:
 
 
 def _checks(report: Report) -> Iterator[str]:
-    """What the gate compared and did not pass; what passed is counted below."""
+    """The gate's suspects and a table of its failed checks."""
     gate = report.gate
     failed = [] if gate is None else [c for c in gate.checks if c.passed is False]
     if gate is not None and gate.suspects:

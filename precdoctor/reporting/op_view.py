@@ -1,4 +1,6 @@
-"""Two runs compared op by op, on one screen: the first op that differs, its numbers, and what follows from it."""
+"""Prints an op-by-op comparison of two runs: the first op that differs, its figures, and the tree of ops it reaches;
+also its JSON section.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,14 @@ from precdoctor.diagnosis.claims.words import plural
 from precdoctor.reporting.tables import Name, folded, grid, right, table
 from precdoctor.reporting.text import clean, number
 
-#: Entries of the tree on a screen, and how far it is indented; differences in the JSON report.
+#: Most branches of the tree on a screen, deepest indentation, and most differences in the JSON report.
 TOP, _DEPTH, JSON_OPS = 16, 6, 500
-#: Tensors of an op that are shown.
+#: Most operands, and most results, shown of an op.
 _TENSORS = 8
 
 
 def print_ops(found: OpComparison, console: Console, *, concise: bool = False) -> None:
-    """The comparison for a person; ``concise`` leaves out the operands and the tree."""
+    """Print the comparison; ``concise`` leaves out the operands and the tree."""
     for name, path in (("A", found.a), ("B", found.b)):
         console.print(Text.assemble((f"{name}  ", "pd.label"), clean(path)), soft_wrap=True)
     for line in scope(found):
@@ -46,23 +48,23 @@ def print_ops(found: OpComparison, console: Console, *, concise: bool = False) -
 
 
 def scope(found: OpComparison) -> list[str]:
-    """One line per list that was compared; of many, the first ones and those that differ."""
+    """One line per compared list; of many, the first few and those with differences, at most ``TOP``."""
     ranks = {x.rank for x in found.lists}
     shown = [x for n, x in enumerate(found.lists) if n < TOP // 2 or x.differences][:TOP]
     lines = []
     for x in shown:
         where = f"Step {x.step}" + (f", rank {x.rank}" if len(ranks) > 1 else "")
         beyond = sum(not d.explained for d in x.differences)
-        told = f"{where}: {number(x.ops_a)} ops in A, {number(x.ops_b)} in B, {number(x.paired)} in both; "
-        told += f"{number(len(x.differences))} differ" if x.differences else "none differs"
-        lines.append(told + (f", {number(beyond)} beyond what is explained" if beyond else ""))
+        words = f"{where}: {number(x.ops_a)} ops in A, {number(x.ops_b)} in B, {number(x.paired)} in both; "
+        words += f"{number(len(x.differences))} differ" if x.differences else "none differs"
+        lines.append(words + (f", {number(beyond)} beyond what is explained" if beyond else ""))
     if len(shown) < len(found.lists):
         lines.append(f"and {plural(len(found.lists) - len(shown), 'more list')}")
     return lines
 
 
 def verdict(found: OpComparison) -> list[str]:
-    """A style, the first line, and the sentences below it."""
+    """``[style, verdict, further sentences...]``."""
     first = found.first
     if first is None:
         return ["pd.good", "Nothing differs: every op of both runs gives the same bits."]
@@ -93,7 +95,7 @@ def verdict(found: OpComparison) -> list[str]:
 
 
 def sources(difference: Difference) -> list[str]:
-    """File, line and code of the op; of both runs where they differ."""
+    """File, line and code of the op: one line, or one for each run if they differ."""
     lines = []
     for op in (difference.a, difference.b):
         if op is not None and op.file is not None:
@@ -104,7 +106,10 @@ def sources(difference: Difference) -> list[str]:
 
 
 def tensor_rows(difference: Difference) -> Iterator[tuple[str, OpTensor | None, OpTensor | None]]:
-    """What the op read and made, by a name for each, in A and B."""
+    """``(name, tensor in A, tensor in B)`` of operands and results; if one run lacks the op, its result comes last.
+
+    Of two different ops only the results are given.
+    """
     a, b = difference.a, difference.b
     if a is not None and b is not None and a.name != b.name:
         yield "result", difference.made_a, difference.made_b
@@ -123,7 +128,7 @@ def tensor_rows(difference: Difference) -> Iterator[tuple[str, OpTensor | None, 
 
 
 def figures(x: OpTensor | None) -> tuple[str, ...]:
-    """Dtype and shape, amax, norm and mean as text."""
+    """Dtype and shape, amax, norm and mean as text; en dashes for None."""
     if x is None:
         return ("–",) * 4
     bad = f" {number(sum(x.bad))} non-finite" if x.bad is not None and any(x.bad) else ""
@@ -160,19 +165,19 @@ def _print_tree(first: ListComparison, origin: Difference, console: Console) -> 
 
 
 def row_of(branch: Branch) -> str:
-    """``blocks.1.ffn_norm: aten.rsqrt.default + 2 ops``."""
+    """The label of a branch: ``blocks.1.ffn_norm: aten.rsqrt.default + 2 ops``."""
     op = branch.ops[0].op
     more = f" + {plural(len(branch.ops) - 1, 'op')}" if len(branch.ops) > 1 else ""
     return clean(f"{op.module or op.root or op.phase}: {op.name}{more}") + (f" ({op.phase})" if op.module else "")
 
 
 def apart(difference: Difference) -> str:
-    """The distance as text."""
+    """The relative distance as text; an en dash if unknown."""
     return "–" if difference.error is None else f"{difference.error:.2g}"
 
 
 def growth(branch: Branch) -> str:
-    """How much it has grown since the origin."""
+    """The growth of the distance since the origin, as a factor; empty if unknown."""
     return "" if branch.growth is None else f"× {branch.growth:.2g}"
 
 
@@ -220,10 +225,10 @@ def _difference(found: Difference | None) -> dict[str, Any] | None:
         "parents": sorted(found.parents),
     }
     sides = {"op_a": found.a, "op_b": found.b}
-    made = {"made_a": found.made_a, "made_b": found.made_b}
+    tensors = {"made_a": found.made_a, "made_b": found.made_b}
     return {
         **{name: _op(op) for name, op in sides.items()},
-        **{name: _tensor(x) for name, x in made.items()},
+        **{name: _tensor(x) for name, x in tensors.items()},
         **jsonable(values),
     }
 

@@ -1,4 +1,4 @@
-"""Every output format by name: what ``diagnose`` and ``gate`` write is chosen here, and never changes a verdict."""
+"""The output formats of ``diagnose``, ``compare`` and ``gate``, by name. A format never changes the verdict."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report:
-    """What every writer is given.
+    """The input of every writer.
 
     Attributes:
-        diagnosis: findings and rules; of a gate, those of all its runs.
-        exit_code: what the shell will see, whatever the format.
-        fail_on: the level that fails a build; None when nothing does.
-        gate: the checks one by one, where this is a gate's report.
-        comparison: of two runs, where this is what `compare` found.
-        ops: the same op by op.
-        verbose: the screen lists every rule, whatever it saw.
+        diagnosis: findings and rules; for a gate, those of all its runs.
+        exit_code: the exit status of the command, whatever the format.
+        fail_on: the severity that fails a build; None if none does.
+        gate: the gate's report, if the command is ``gate``.
+        comparison: the comparison, if the command is ``compare``.
+        ops: the comparison op by op, if the command is ``compare --ops``.
+        verbose: list every rule with its reason on the terminal.
     """
 
     diagnosis: Diagnosis
@@ -40,12 +40,12 @@ class Report:
 
     @property
     def failing(self) -> list[Finding]:
-        """Findings that fail a build; without a level, errors count, so that a CI page shows them red."""
+        """Findings that fail a build; if ``fail_on`` is None the errors, so that CI pages show them red."""
         return at_or_above(self.diagnosis.findings, self.fail_on or "error")
 
     @property
     def distrust(self) -> list[str]:
-        """Why the verdict cannot be trusted, one sentence each; empty when it can."""
+        """Why the verdict cannot be trusted, one sentence each; empty if it can."""
         if self.gate is not None:
             return list(self.gate.untrustworthy)
         reason = untrustworthy(self.diagnosis)
@@ -64,14 +64,14 @@ class Report:
 
     @property
     def passed_rules(self) -> int:
-        """How many rules had what they needed and found nothing."""
+        """Number of rules that were evaluated and found nothing."""
         return sum(rule.status is Status.PASSED for rule in self.diagnosis.rules)
 
 
 Writer = Callable[[Report, IO[str]], None]
 
 
-def _terminal(*, concise: bool) -> Writer:
+def _terminal_writer(*, concise: bool) -> Writer:
     def write(report: Report, stream: IO[str]) -> None:
         from precdoctor.reporting.console import make_console
         from precdoctor.reporting.gate_view import print_gate
@@ -99,20 +99,20 @@ def _terminal(*, concise: bool) -> Writer:
 def _json(report: Report, stream: IO[str]) -> None:
     from precdoctor.reporting.json_report import document, dumps, gate_document
 
-    found = gate_document(report.gate) if report.gate is not None else document(report.diagnosis, report.exit_code)
+    content = gate_document(report.gate) if report.gate is not None else document(report.diagnosis, report.exit_code)
     if report.comparison is not None:
         from precdoctor.reporting.compare_view import compare_section
 
-        found["compare"] = compare_section(report.comparison)
+        content["compare"] = compare_section(report.comparison)
     if report.ops is not None:
         from precdoctor.reporting.op_view import ops_section
 
-        found["compare_ops"] = ops_section(report.ops)
-    stream.write(dumps(found))
+        content["compare_ops"] = ops_section(report.ops)
+    stream.write(dumps(content))
 
 
-def _text(name: str) -> Writer:
-    """The writer of ``precdoctor.reporting.<name>``, whose function of the same name makes a report one text."""
+def _text_writer(name: str) -> Writer:
+    """A writer that uses the function ``precdoctor.reporting.<name>.<name>``, imported on use, to render the report."""
 
     def write(report: Report, stream: IO[str]) -> None:
         made = getattr(import_module(f"precdoctor.reporting.{name}"), name)
@@ -122,8 +122,8 @@ def _text(name: str) -> Writer:
 
 
 WRITERS: Mapping[str, Writer] = {
-    "full": _terminal(concise=False),
-    "concise": _terminal(concise=True),
+    "full": _terminal_writer(concise=False),
+    "concise": _terminal_writer(concise=True),
     "json": _json,
-    **{name: _text(name) for name in ("markdown", "junit", "github", "gitlab", "sarif")},
+    **{name: _text_writer(name) for name in ("markdown", "junit", "github", "gitlab", "sarif")},
 }

@@ -1,6 +1,6 @@
-"""Where a finding belongs in a repository: code hosts want a file and a line, a recorded run has a script.
+"""Maps findings to files and lines of the repository at hand, for the formats of code hosts.
 
-The run may come from a container or from another machine: its paths are looked for in the checkout at hand.
+A run may have been recorded in a container or on another machine, so its paths are matched with those of the checkout.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, Source
 
-#: Files looked through where git does not list them, and seconds that it may take to.
+#: Most files to visit if git cannot list them, and most seconds for git to list them.
 MOST_FILES, PATIENCE = 20_000, 20
 _NOT_SOURCE = frozenset({"node_modules", "site-packages", "__pycache__", "build", "dist"})
 _SEPARATORS = re.compile(r"[/\\]+")
@@ -25,14 +25,14 @@ _SEPARATORS = re.compile(r"[/\\]+")
 
 @dataclass(frozen=True)
 class FileLine:
-    """A file below the repository, with forward slashes, and a line from 1."""
+    """A path relative to the repository's root, with forward slashes, and a line number, from 1."""
 
     file: str
     line: int
 
 
 def file_line(finding: Finding, diagnosis: Diagnosis) -> FileLine | None:
-    """The line of the user's code that the finding names; None for none, or one that is not in the repository."""
+    """The source line that the finding names; None if it names none, or the file is not in the repository."""
     home = _home(finding, diagnosis)
     for source in (finding.location.source, finding.evidence.get("detected_at")):
         if isinstance(source, Source):
@@ -43,7 +43,7 @@ def file_line(finding: Finding, diagnosis: Diagnosis) -> FileLine | None:
 
 
 def script(diagnosis: Diagnosis) -> FileLine | None:
-    """The recorded training script, for formats that cannot do without a file."""
+    """The recorded training script, for formats that require a file; None if it is not in the repository."""
     for run in _runs(diagnosis):
         command, home = run.get("command"), str(run.get("cwd") or "")
         words = [str(word) for word in command] if isinstance(command, (list, tuple)) else []
@@ -60,21 +60,21 @@ def _runs(diagnosis: Diagnosis) -> list[Mapping[str, Any]]:
 
 
 def _home(finding: Finding, diagnosis: Diagnosis) -> str:
-    """The directory in which the finding's run was recorded; empty where the log does not hold it."""
+    """The working directory of the finding's run; empty if the log does not have it."""
     runs, name = _runs(diagnosis), finding.evidence.get("run")
     own = next((run for run in runs if run.get("path") == name), runs[0] if runs else {})
     return str(own.get("cwd") or "")
 
 
 def subject_of(finding: Finding) -> str:
-    """``GPT#0.blocks.3.attn output``: what the finding is about where there are no lines; empty for a whole run."""
+    """Module and kind of the finding's tensor: ``GPT#0.blocks.3.attn output``; empty for a finding on the whole run."""
     location = finding.location
     module = ".".join(part for part in (location.root, location.module) if part)
     return " ".join(part for part in (module, location.kind) if part)
 
 
 def identity(finding: Finding, diagnosis: Diagnosis) -> str:
-    """Stays the same from run to run while the defect does: neither step nor numbers go in."""
+    """A fingerprint of the defect, equal from run to run: it depends on neither the step nor measured values."""
     import hashlib
 
     location = finding.location
@@ -85,14 +85,20 @@ def identity(finding: Finding, diagnosis: Diagnosis) -> str:
 
 
 def repository_file(file: str, home: str, line: int | None = None, code: str | None = None) -> str | None:
-    """``file``, recorded in the directory ``home``, relative to the root of the repository, with forward slashes.
+    """A recorded path as a path relative to the root of the repository, with forward slashes.
 
-    A path that is not below the repository is the file in it that has the longest common end with it. It must be the
-    only one; a name alone is enough only if ``code``, the recorded text, is on that line, or no other file has that
-    name. Outside a repository, paths are relative to the current directory.
+    A path outside the repository is matched with the one file in it whose path has the longest common end. If only the
+    name matches, ``code`` must be the text of that line, or no other file may have that name. Outside a repository the
+    result is relative to the current directory.
+
+    Args:
+        file: the recorded path, absolute or relative to ``home``.
+        home: the working directory of the run.
+        line: the recorded line number, from 1.
+        code: the recorded text of that line.
 
     Returns:
-        None where no file can be told without a guess.
+        None if no file matches unambiguously.
     """
     if not file or file.startswith("<"):  # code without a file, such as <stdin>
         return None
@@ -101,25 +107,25 @@ def repository_file(file: str, home: str, line: int | None = None, code: str | N
     path = Path(os.path.normpath(here / home / file))
     if root is None:
         return path.relative_to(here).as_posix() if path.is_relative_to(here) and path != here else None
-    # os.path.isfile is False for names that no system can hold, where Path.is_file raises.
+    # os.path.isfile returns False for impossible names, for which Path.is_file raises.
     if path.is_relative_to(root) and os.path.isfile(path):  # noqa: PTH113
         return path.relative_to(root).as_posix()
     return _nearest(root, _SEPARATORS.split(str(path)), line, code)
 
 
 def _nearest(root: Path, parts: Sequence[str], line: int | None, code: str | None) -> str | None:
-    """The one file of the repository whose path ends most like the recorded one."""
+    """The file of the repository whose path has the longest common end with ``parts``; None if that is ambiguous."""
     named = {name: _common(name.split("/"), parts) for name in tracked(root) if name.split("/")[-1] == parts[-1]}
     if code and line:
         same = {name: common for name, common in named.items() if _has_line(root / name, line, code)}
-        if found := _longest(same):
-            return found
-    found = _longest(named)
-    if found is None:
+        if best := _longest(same):
+            return best
+    best = _longest(named)
+    if best is None:
         return None
-    whole = named[found] == found.count("/") + 1
-    sure = len(named) == 1 and not code if named[found] == 1 else whole or not code
-    return found if sure else None
+    whole = named[best] == best.count("/") + 1
+    sure = len(named) == 1 and not code if named[best] == 1 else whole or not code
+    return best if sure else None
 
 
 def _longest(named: dict[str, int]) -> str | None:
@@ -129,7 +135,7 @@ def _longest(named: dict[str, int]) -> str | None:
 
 
 def _common(ours: Sequence[str], parts: Sequence[str]) -> int:
-    """How many parts two paths have in common, counted from the end."""
+    """Number of equal parts at the end of two paths."""
     pairs = zip(reversed(ours), reversed(parts), strict=False)
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(parts)))
 
@@ -144,7 +150,7 @@ def _has_line(path: Path, line: int, code: str) -> bool:
 
 @lru_cache(maxsize=2)
 def tracked(root: Path) -> tuple[str, ...]:
-    """The files of the repository; where git is not installed or refuses, the Python files that lie in it."""
+    """The files that git tracks; if git fails or is not installed, the Python files below ``root``."""
     command = ["git", "-C", str(root), "-c", "core.fsmonitor=false", "ls-files", "-z"]
     try:
         listed = subprocess.run(command, capture_output=True, timeout=PATIENCE, check=True).stdout

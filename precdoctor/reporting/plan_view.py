@@ -1,4 +1,4 @@
-"""A precision plan, for a training or for inference: as a table, as TOML, as JSON."""
+"""Renders a precision plan, for training or for inference, as a table, as TOML and as JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WORDS = {
 
 
 def print_plan(plan: Plan, run: Mapping[str, Any], console: Console, *, remark: str | None = None) -> None:
-    """The plan as a table, with what it rests on; ``remark`` on the run goes above it."""
+    """Print a plan for training: ``remark`` on the run, table, memory saved, and assumptions."""
     _print_head(run, console, "Precision plan", remark)
     counts = Counter(m.precision for m in plan.modules)
     for name in (name for name in _WORDS if counts[name]):
@@ -63,7 +63,7 @@ def _print_head(run: Mapping[str, Any], console: Console, title: str, remark: st
 
 
 def _lines(plan: Plan, run: Mapping[str, Any]) -> Iterator[str]:
-    """What it rests on, what it saves, what to mind."""
+    """The sentences below the table: memory saved, assumptions, warnings."""
     memory = plan.memory
     weights, inputs = (" -> ".join(size(count) for count in pair) for pair in (memory.weights, memory.inputs))
     yield (
@@ -79,7 +79,7 @@ def _lines(plan: Plan, run: Mapping[str, Any]) -> Iterator[str]:
 
 
 def document(plan: Plan, run: Mapping[str, Any]) -> dict[str, Any]:
-    """The plan as plain JSON values."""
+    """A plan for training as JSON values."""
     return {
         **answer_head(run),
         "plan": {
@@ -125,7 +125,7 @@ def _operand(o: OperandPlan) -> dict[str, Any]:
 
 
 def toml(document: Mapping[str, Any]) -> str:
-    """The document of a plan, of training or inference, as TOML 1.0; keys without a value are left out."""
+    """The JSON document of a plan, for training or inference, as TOML 1.0; keys with None are left out."""
     whole = dict(document)
     whole["run"] = {k: whole["run"].get(k) for k in ("path", "first_step", "last_step", "steps", "sampled_steps")}
     modules = whole.pop("modules")
@@ -147,7 +147,7 @@ def _pairs(table: Mapping[str, Any]) -> list[str]:
 
 
 def _value(value: Any) -> str:
-    """A TOML value; control characters and lone surrogates, which TOML refuses, become visible escapes."""
+    """A TOML value; control characters and lone surrogates, which TOML forbids, become visible escapes."""
     if isinstance(value, Mapping):
         return "{ " + ", ".join(_pairs(value)) + " }"
     if isinstance(value, list):
@@ -160,7 +160,7 @@ def _value(value: Any) -> str:
 def print_inference_plan(
     plan: InferencePlan, run: Mapping[str, Any], console: Console, *, remark: str | None = None
 ) -> None:
-    """The plan as a table, with what it rests on; ``remark`` on the run goes above it."""
+    """Print a plan for inference: ``remark`` on the run, table, memory saved, and assumptions."""
     _print_head(run, console, f"Plan for inference, SQNR at least {plan.target.min_sqnr_db:g} dB", remark)
     for kinds, words in ((("weight",), "weight"), (("kv_key", "kv_value"), "cache")):
         counts = Counter(_choice(t) for t in plan.tensors if t.seen.key.kind in kinds)
@@ -203,7 +203,7 @@ def _inference_lines(plan: InferencePlan, run: Mapping[str, Any]) -> Iterator[st
 
 
 def inference_document(plan: InferencePlan, run: Mapping[str, Any]) -> dict[str, Any]:
-    """The plan as plain JSON values: modules with their tensors by kind."""
+    """A plan for inference as JSON values: modules with their tensors by kind."""
     modules: dict[tuple[str, str], dict[str, Any]] = {}
     for t in plan.tensors:
         key = t.seen.key
@@ -233,14 +233,14 @@ def inference_document(plan: InferencePlan, run: Mapping[str, Any]) -> dict[str,
 
 
 def _planned_tensor(t: TensorPlan) -> dict[str, Any]:
-    kept = {"format": None, "scaling": None} if t.recipe is None else {**described(t.recipe), "scale": None}
-    told = {name: jsonable(getattr(t.prediction, name, None)) for name in ("flushed", "saturated", "sqnr_db")}
+    recipe = {"format": None, "scaling": None} if t.recipe is None else {**described(t.recipe), "scale": None}
+    figures = {name: jsonable(getattr(t.prediction, name, None)) for name in ("flushed", "saturated", "sqnr_db")}
     return {
         "tensor": t.seen.key.name,
-        **kept,
+        **recipe,
         "dtype": t.seen.key.dtype,
         "bits_per_element": t.bits,
         "step": t.step,
-        **told,
+        **figures,
         "reason": t.reason or None,
     }

@@ -1,4 +1,4 @@
-"""A tensor's exponents drawn against the range of its number format: one line that says how near to which end it is.
+"""Draws the exponent histogram of a tensor on the range of its number format, in one line of characters.
 
 ::
 
@@ -27,14 +27,14 @@ _ASCII = ".:-=+*#@"
 
 @dataclass(frozen=True)
 class RangeBar:
-    """What the bar shows, cell by cell.
+    """The cells of a bar.
 
     Attributes:
-        format: the format the tensor is drawn against.
+        format: the format whose range the bar spans.
         heights: 0 (empty) to 8 per cell, from the smallest subnormal to the largest number; logarithmic in the count.
-        subnormal_cells: how many cells at the left are subnormal numbers.
-        below: share of the non-zero elements that would be flushed (possible only against another format).
-        above: ... and of those above its largest number.
+        subnormal_cells: number of cells of subnormal numbers, at the left.
+        below: share of the non-zero elements below the range; not 0 only if ``format`` is not the tensor's own.
+        above: share of the non-zero elements above the range, likewise.
     """
 
     format: Format
@@ -45,11 +45,14 @@ class RangeBar:
 
     @classmethod
     def of(cls, evidence: Mapping[str, Any], width: int) -> RangeBar | None:
-        """From the ``range`` entry of a finding's evidence; None when there is nothing to draw.
+        """Make a bar from the ``range`` entry of a finding's evidence.
 
         Args:
-            evidence: ``dtype, exp_lo, exp_hist`` and optionally ``format``, another dtype to draw against.
-            width: most cells to use; wide formats put several binades into one cell.
+            evidence: ``dtype, exp_lo, exp_hist`` and optionally ``format``, the dtype whose range to use instead.
+            width: most cells; in wide formats a cell holds several binades.
+
+        Returns:
+            None for an unknown dtype or an empty histogram.
         """
         try:
             fmt = format_of_dtype(str(evidence.get("format") or evidence.get("dtype")))
@@ -76,7 +79,7 @@ class RangeBar:
         return cls(fmt, heights, subnormal, below / histogram.total, above / histogram.total)
 
     def text(self, *, ascii_only: bool = False, ends: bool = True) -> Text:
-        """The drawing: ends, cells, and the share outside if there is any; without ``ends`` the cells alone."""
+        """The bar as text: ends, cells, and the shares outside the range; without ``ends`` only the cells."""
         levels, edge, empty = (_ASCII, "|", " ") if ascii_only else (_BLOCKS, "┊", "·")
         out = Text(no_wrap=True, overflow="ignore")
         if self.below and ends:
@@ -99,13 +102,13 @@ class RangeBar:
 
 
 def _ends(fmt: Format) -> tuple[int, int]:
-    """First and last bin a format can represent."""
+    """First and last bin with numbers of the format."""
     smallest = fmt.min_subnormal if fmt.min_subnormal > 0 else math.ulp(0.0)
     return bin_of(smallest), bin_of(fmt.max)
 
 
 def range_words(fmt: Format, *, ascii_only: bool = False) -> str:
-    """What a bar without ends goes from and to: ``2^-9 … 448``."""
+    """The range that a bar spans, for a header: ``2^-9 … 448``."""
     return f"{_power(fmt.min_subnormal)} {'..' if ascii_only else '…'} {_value(fmt.max)}"
 
 

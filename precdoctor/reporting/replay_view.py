@@ -1,4 +1,4 @@
-"""Replays of a log on a terminal: loss scalers, FP8 recipes, accumulators."""
+"""Prints what-if replays of a log: loss scalers, FP8 recipes, accumulators."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _CAVEAT = "Recorded gradients are taken as they are: skipping other steps would 
 
 
 def _table(console: Console, *columns: str) -> Table:
-    """Text in the first column, numbers in the others."""
+    """A table with text in the first column and numbers in the others."""
     first, *others = columns
     numbers = ({"header": title, "justify": "right"} for title in others)
     return tables.table(*folded(first), *numbers, gap=2 if console.width >= 100 else 1)
 
 
 def _label(root: str, module: str, kind: str, name: str) -> str:
-    """``blocks.0.attn weight_grad bias``; what repeats the kind is left out."""
+    """The label of a tensor: ``blocks.0.attn weight_grad bias``; a name equal to the kind is left out."""
     return clean(" ".join(word for word in (module or root, kind, "" if name == kind else name) if word))
 
 
@@ -48,7 +48,7 @@ def _notes(notes: Sequence[str], console: Console) -> None:
 
 
 def share(estimate: Estimate | None) -> str:
-    """``0.2 %``; with its bounds where they are apart: ``0.2 % (0 % to 1.3 %)``; unknown is an en dash."""
+    """A share: ``0.2 %``, with its bounds if they differ: ``0.2 % (0 % to 1.3 %)``; an en dash for None."""
     if estimate is None:
         return "–"
     low, middle, high = (percent(x) for x in (estimate.low, estimate.estimate, estimate.high))
@@ -59,7 +59,7 @@ def share(estimate: Estimate | None) -> str:
 
 
 def print_loss_scale(answer: LossScaleReplay, run: Mapping[str, Any], console: Console) -> None:
-    """Verdict, the scales over time, the policies side by side, and which layers made the scale back off."""
+    """Print the verdict, the scales over time, a table of policies, and the tensors that made the scale back off."""
     searched = bool(answer.scores)
     asked = "the best loss scaler" if searched else f"the loss scaler {spell_policy(answer.replay.policy)}"
     print_head(run, console, f"What if this run had had {asked}?")
@@ -105,10 +105,10 @@ def _print_scales(answer: LossScaleReplay, console: Console) -> None:
         "largest clean": [i.estimate if 0.0 < i.estimate < math.inf else None for i in answer.ideal],
     }
     for title, values in series.items():
-        seen = [v for v in values if v is not None]
-        if seen:
+        present = [v for v in values if v is not None]
+        if present:
             line = sparkline(values, width, ascii_only=not can_draw(console), log=True)
-            shown.add_row(title, power(seen[0]), Text(line, "pd.code"), power(seen[-1]))
+            shown.add_row(title, power(present[0]), Text(line, "pd.code"), power(present[-1]))
     console.print(Padding(shown, (1, 0, 0, 0)))
 
 
@@ -121,10 +121,10 @@ def _policies(answer: LossScaleReplay, console: Console) -> Table:
     for score in answer.scores[1:]:
         cells = (str(score.skipped), percent(score.flushed), power(score.lowest), power(score.highest))
         table.add_row(spell_policy(score.policy), *cells)
-    known = [scale for scale in answer.recorded_scales if scale is not None]
-    if known:
+    recorded = [scale for scale in answer.recorded_scales if scale is not None]
+    if recorded:
         named = f"the run: {spell_policy(answer.used)}" if answer.used else "the run itself"
-        range_ = (power(min(known)), power(max(known)))
+        range_ = (power(min(recorded)), power(max(recorded)))
         flushed = percent(_middle(answer.recorded_flushed))
         table.add_row(Text(named, "pd.quiet"), str(len(answer.recorded_overflows)), flushed, *range_)
     return table
@@ -162,7 +162,7 @@ _OWN_SCALES = (
 def print_recipe(
     replays: Sequence[RecipeReplay], best: RecipeReplay | None, run: Mapping[str, Any], console: Console, *, worst: int
 ) -> None:
-    """Totals, the recipes side by side if a search was asked for, and the worst tensors of the chosen one."""
+    """Print totals, a table of recipes if there was a search, and the ``worst`` tensors under the chosen recipe."""
     chosen = best or replays[0]
     print_head(
         run, console, f"What if tensors had been cast with {'the best delayed scaling' if best else chosen.recipe}?"
@@ -186,7 +186,7 @@ def print_recipe(
 
 
 def _print_steps(replay: RecipeReplay, console: Console) -> None:
-    """Over the recorded steps: how many tensors are stale, and the share that saturates."""
+    """Print the share that saturates, and the number of tensors with a stale scale, over the recorded steps."""
     shown = grid(*left("", style="pd.label"), *left(""), *right(""))
     width = max(16, min(72, console.width - 60))
     worst = max(replay.steps, key=lambda s: (s.saturated.estimate, s.stale_tensors))
@@ -194,10 +194,10 @@ def _print_steps(replay: RecipeReplay, console: Console) -> None:
     saturated = [s.saturated.estimate for s in replay.steps]
     stale = [float(s.stale_tensors) for s in replay.steps]
     plain = not can_draw(console)
-    told = f"at most {percent(worst.saturated.estimate)}, step {worst.step}"
-    shown.add_row("saturated", Text(sparkline(saturated, width, ascii_only=plain), "pd.code"), told)
-    told = f"at most {most.stale_tensors}, step {most.step}"
-    shown.add_row("stale tensors", Text(sparkline(stale, width, ascii_only=plain), "pd.code"), told)
+    peak = f"at most {percent(worst.saturated.estimate)}, step {worst.step}"
+    shown.add_row("saturated", Text(sparkline(saturated, width, ascii_only=plain), "pd.code"), peak)
+    peak = f"at most {most.stale_tensors}, step {most.step}"
+    shown.add_row("stale tensors", Text(sparkline(stale, width, ascii_only=plain), "pd.code"), peak)
     console.print(Padding(shown, (1, 0, 0, 0)))
 
 
@@ -253,7 +253,7 @@ _EXTREMES = (
 
 
 def print_accumulator(answer: AccumulatorReplay, run: Mapping[str, Any], console: Console, *, worst: int) -> None:
-    """One line per length of sum, the longest first."""
+    """Print one line per length of sum, the longest first, at most ``worst`` lines."""
     a = answer.accumulator
     promoted = f", promoted to FP32 every {a.promote} products" if a.promote else ", never promoted"
     print_head(run, console, f"What if matrix units accumulated in {a.bits} bits{promoted}?")

@@ -1,4 +1,4 @@
-"""The rules on a terminal: the list of them, and the page of one."""
+"""Prints the list of rules, and the page of one rule, regression or indicator, for ``explain``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from precdoctor.reporting.text import clean, clean_block
 
 
 def print_rules(families: Iterable[tuple[str, Sequence[Rule]]], console: Console) -> None:
-    """Code, name and severity of every rule, by family, and where to read on."""
+    """Print code, name and severity of every rule, by family, and of the checks of gate, compare and record."""
     against: list[Regression | Indicator] = sorted([*REGRESSIONS, *DIFFERENCES], key=lambda entry: entry.code)
     checked: list[tuple[str, Sequence[Rule | Regression | Indicator]]] = [
         *families,
@@ -37,7 +37,7 @@ def print_rules(families: Iterable[tuple[str, Sequence[Rule]]], console: Console
 
 
 def print_page(rule: Rule, console: Console) -> None:
-    """The text of the rule's page, laid out for a terminal."""
+    """Print the page of a rule."""
     _print_head(rule, console)
     page = rule.page
     sections = (
@@ -56,7 +56,7 @@ def print_page(rule: Rule, console: Console) -> None:
 
 
 def print_regression(regression: Regression, console: Console) -> None:
-    """What the gate compares with a baseline, and its limits."""
+    """Print the page of a regression: its meaning and its options."""
     _print_head(regression, console)
     console.print(Text(f"\n{clean(regression.doc)} Checked by gate with a baseline."))
     if regression.options:
@@ -65,7 +65,7 @@ def print_regression(regression: Regression, console: Console) -> None:
 
 
 def print_indicator(indicator: Indicator, console: Console) -> None:
-    """What parts a run from another one."""
+    """Print the page of an indicator."""
     _print_head(indicator, console)
     console.print(Text(f"\n{clean(indicator.doc)} {indicator.checked}"))
 
@@ -77,7 +77,7 @@ def _print_head(entry: Rule | Regression | Indicator, console: Console) -> None:
 
 
 def _print_block(text: str, console: Console) -> None:
-    """Lines that do not fit go on under their own beginning, lists behind the dash."""
+    """Print text, wrapped: continuation lines are indented like their line, in lists by the width of the dash."""
     for line in text.splitlines():
         begin = len(line) - len(line.lstrip()) + 2 * line.lstrip().startswith("- ")
         wrapped = textwrap.wrap(line, console.width - 2, subsequent_indent=" " * begin, break_on_hyphens=False)
@@ -85,21 +85,21 @@ def _print_block(text: str, console: Console) -> None:
 
 
 def reflow(text: str) -> str:
-    """Joins the lines of a paragraph, for another width; indented lines, lists and tables stay as they are."""
-    out: list[str] = []
+    """Join the lines of each paragraph, to be wrapped anew; indented lines, lists and tables keep their lines."""
+    lines: list[str] = []
     joins = False
     for line in text.splitlines():
         prose = bool(line.strip()) and not line.startswith((" ", "- ", "|", "[", "#"))
         if prose and joins:
-            out[-1] += f" {line}"
+            lines[-1] += f" {line}"
         else:
-            out.append(line)
+            lines.append(line)
         joins = prose or line.startswith("- ")
-    return "\n".join(out)
+    return "\n".join(lines)
 
 
 def _options(rule: Rule | Regression) -> str:
-    """One paragraph per option, ready to paste into a settings file."""
+    """The options as a table of a settings file, ready to paste; empty without options."""
     if not rule.options:
         return ""
     lines = [f"[tool.precdoctor.rules.{rule.code}]"]

@@ -1,4 +1,4 @@
-"""What stands above an answer: the run's directory, what was run, how it ended."""
+"""Prints the head of a report: the run's directory, its command and size, and how it ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from precdoctor.reporting.text import clean, number
 
 
 def print_head(run: Mapping[str, Any], console: Console, question: str = "") -> None:
-    """The run's directory, what it was, and what was asked about it."""
+    """Print the run's directory, its facts, and ``question``."""
     console.print(Text(clean(run.get("path", "")), "pd.strong"), soft_wrap=True)
     console.print(Text(run_facts(run)))
     if question:
@@ -22,13 +22,13 @@ def print_head(run: Mapping[str, Any], console: Console, question: str = "") -> 
 
 
 def print_ending(run: Mapping[str, Any], console: Console) -> None:
-    """A line of its own for a command that did not end well."""
-    if said := ending(run):
-        console.print(Text(f"{clean(said)}.", "pd.near"))
+    """Print how the command ended, if it failed."""
+    if end := ending(run):
+        console.print(Text(f"{clean(end)}.", "pd.near"))
 
 
 def command_words(run: Mapping[str, Any], limit: int) -> str:
-    """``python train.py``: the command without the directory of its interpreter; empty where none is known."""
+    """The command without the directory of its interpreter: ``python train.py``; empty if unknown."""
     command = run.get("command")
     if not isinstance(command, (list, tuple)) or not command:
         return ""
@@ -36,9 +36,9 @@ def command_words(run: Mapping[str, Any], limit: int) -> str:
 
 
 def run_facts(run: Mapping[str, Any]) -> str:
-    """``python train.py; steps 0–37, 1 rank; not closed cleanly``, from what the run says about itself."""
+    """Command, steps, ranks, device and state of a run: ``python train.py; steps 0–37, 1 rank; not closed cleanly``."""
     command = command_words(run, 160)
-    out = [command] if command else []
+    facts = [command] if command else []
     counts = []
     steps, sampled = run.get("steps"), run.get("sampled_steps")
     if isinstance(steps, int):
@@ -52,7 +52,7 @@ def run_facts(run: Mapping[str, Any]) -> str:
     ranks, processes = run.get("ranks"), run.get("attempts")
     if isinstance(ranks, int):
         counts.append(plural(ranks, "rank"))
-        if isinstance(processes, int) and processes > ranks:  # started again, or of one rank each
+        if isinstance(processes, int) and processes > ranks:  # restarted, or several processes with the same rank
             counts.append(f"{number(processes)} processes")
     device = run.get("device")
     if isinstance(device, Mapping):
@@ -60,12 +60,12 @@ def run_facts(run: Mapping[str, Any]) -> str:
         device = kind if kind == "cpu" or not name else f"{kind} ({name})"
     if device:
         counts.append(clean(device, 60))
-    out += [", ".join(counts)] if counts else []
+    facts += [", ".join(counts)] if counts else []
     if isinstance(run.get("applied"), int):
-        out.append(f"changed by --apply ({plural(run['applied'], 'prescription')})")
+        facts.append(f"changed by --apply ({plural(run['applied'], 'prescription')})")
     if run.get("complete") is False:
         known = isinstance(run.get("exit_status"), int)
-        out.append("not closed cleanly" if known else "not closed cleanly (killed, or still running)")
+        facts.append("not closed cleanly" if known else "not closed cleanly (killed, or still running)")
     if run.get("cut_short"):
-        out.append(f"recorded no further: {clean(run['cut_short'], 160)}")
-    return "; ".join(out)
+        facts.append(f"recorded no further: {clean(run['cut_short'], 160)}")
+    return "; ".join(facts)

@@ -1,4 +1,4 @@
-"""A report as SARIF 2.1.0 (OASIS): rules with their pages, results with modules as logical locations."""
+"""Renders a report as SARIF 2.1.0 (OASIS): rules with their pages, results with modules as logical locations."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from precdoctor.reporting.places import file_line, identity, script, subject_of
 from precdoctor.reporting.text import clean, clean_block
 
 _LEVELS = {"error": "error", "warning": "warning", "info": "note"}
-#: Code scanning takes no more results of one run.
+#: GitHub code scanning accepts at most this many results per run.
 MAX_RESULTS = 5000
 
 
 def sarif(report: Report) -> str:
-    """The log file as text, ASCII only."""
+    """The SARIF document, ASCII only."""
     findings = report.diagnosis.findings[:MAX_RESULTS]
     codes = list(dict.fromkeys(f.code for f in findings))
     driver = {
@@ -43,7 +43,7 @@ def sarif(report: Report) -> str:
 
 
 def _rule(code: str, name: str) -> dict[str, Any]:
-    """The same page that ``explain`` prints."""
+    """The SARIF entry of a rule, with the page that ``explain`` prints."""
     page = next((rule.markdown() for rule in RULES if rule.code == code), None)
     described = {"id": code, "name": name, "shortDescription": {"text": name.replace("-", " ")}}
     return described if page is None else {**described, "help": {"text": page, "markdown": page}}

@@ -1,4 +1,4 @@
-"""FP32 beside the reduced precision, on a terminal, in Markdown or as JSON: is it precision, or the code?"""
+"""Renders the comparison of reduced precision with FP32 (``shadow``): on a terminal, in Markdown, as JSON."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SPARK = 24
 
 
 def verdict(found: Shadowed | None, limits: Limits) -> tuple[str, str]:
-    """``precision``, ``clean``, ``nothing-reduced`` or ``indeterminate``, and the sentence a reader takes away."""
+    """``(verdict, sentence)``: ``precision``, ``clean``, ``nothing-reduced`` or ``indeterminate``, and its reason."""
     if found is None:
         return "indeterminate", "No answer: no step was reached that was to be compared."
     if not found.steps:
@@ -92,7 +92,7 @@ def _expected(found: Shadowed, limits: Limits) -> str:
 
 
 def _before(found: Shadowed, first: Piece, limits: Limits) -> str:
-    """What the layers in front of the worst one are."""
+    """A clause: the layers before the worst one are clean ("" if not), or the error is in a gradient."""
     if first.kind not in FORWARD:
         return f", in the {'gradient of its weights' if first.kind == 'weight_grad' else 'backward pass'}"
     earlier = {p.module: 0.0 for p in found.pieces if p.root == first.root and p.order < first.order}
@@ -106,17 +106,17 @@ def _before(found: Shadowed, first: Piece, limits: Limits) -> str:
 
 
 def name(found: Shadowed) -> str:
-    """``BF16``: the narrowest format in use."""
+    """The name of the narrowest format in use, such as ``BF16``."""
     return found.fmt.name if found.fmt is not None else "reduced precision"
 
 
 def wide(found: Shadowed) -> str:
-    """``FP32``: the reference."""
+    """The name of the reference format: ``FP32`` or ``FP64``."""
     return format_of_dtype(found.reference).name
 
 
 def units(error: float | None, u: float) -> str:
-    """An error in units of the format's rounding, ``0.7 u``; from ten times the tensor's size on as such, ``12x``."""
+    """An error in unit roundoffs, ``0.7 u``; from ten times the tensor's size on as a multiple of it, ``12x``."""
     if error is None or not u:
         return "–"
     if not math.isfinite(error):
@@ -130,15 +130,15 @@ def units(error: float | None, u: float) -> str:
 
 
 def scope(found: Shadowed) -> str:
-    """What was compared with what, where."""
+    """A clause on the comparison: the two formats, the steps, and whether the replay is bitwise exact."""
     u = f"u = 2^{round(math.log2(found.u))} of a tensor's size"
-    told = f"{wide(found)} beside {name(found)} ({u}) at step{'s' * (len(found.steps) > 1)}"
+    compared = f"{wide(found)} beside {name(found)} ({u}) at step{'s' * (len(found.steps) > 1)}"
     replay = "the replay is the run bit for bit" if found.exact else "the replay is not the run bit for bit"
-    return f"{told} {spans(found.steps, 8)}; {replay}"
+    return f"{compared} {spans(found.steps, 8)}; {replay}"
 
 
 def notes(found: Shadowed) -> Iterator[str]:
-    """What has to be known to read the numbers."""
+    """Sentences on steps and gradients that were not compared, and other notes."""
     for step, why in found.refused[:3]:
         yield f"Step {step} was not compared: {clean(why, 300)}."
     if found.without_backward:
@@ -148,7 +148,10 @@ def notes(found: Shadowed) -> Iterator[str]:
 
 
 def growth(found: Shadowed, *, ascii_only: bool) -> Iterator[tuple[str, str, str]]:
-    """Per root and direction: what it is of, accumulated errors as a line of characters, and its ends in words."""
+    """``(heading, sparkline, ends and peak in words)`` of the accumulated errors along the depth.
+
+    One entry per root for outputs, one for gradients; none with fewer than two errors.
+    """
     for root in found.roots:
         for kind, what in (("output", "outputs"), ("grad_output", "gradients")):
             line = [(m, e) for m, e in found.along_depth(root, kind) if math.isfinite(e) and e > 0.0]
@@ -162,11 +165,7 @@ def growth(found: Shadowed, *, ascii_only: bool) -> Iterator[tuple[str, str, str
 
 
 def print_full(found: Shadowed | None, run: Mapping[str, Any], console: Console, limits: Limits, *, worst: int) -> None:
-    """The whole screen.
-
-    Args:
-        worst: how many pieces of code to list.
-    """
+    """Print the full report; the table lists at most ``worst`` pieces of code."""
     state, sentence = verdict(found, limits)
     console.print(Text(clean(run.get("path", "")), "pd.quiet"), soft_wrap=True)
     console.print(Text(run_facts(run), "pd.quiet"))
@@ -183,8 +182,8 @@ def print_full(found: Shadowed | None, run: Mapping[str, Any], console: Console,
         console.print(Text(f"\nErrors along the depth, {wide(found)} all the way beside {name(found)} all the way:"))
     for what, drawn, words in lines:
         console.print(Text.assemble(f"  {clean(what):9}  ", drawn, "  ", (clean(words), "pd.quiet")))
-    told = list(notes(found))
-    console.print(Text("\n" + "\n".join(told), "pd.quiet") if told else "", end="\n" if told else "")
+    if remarks := list(notes(found)):
+        console.print(Text("\n" + "\n".join(remarks), "pd.quiet"))
 
 
 def _table(found: Shadowed, limits: Limits, worst: int, console: Console) -> Table:
@@ -204,13 +203,13 @@ def _table(found: Shadowed, limits: Limits, worst: int, console: Console) -> Tab
 
 
 def _ranked(found: Shadowed, limits: Limits) -> list[Piece]:
-    """What is worth a finding first, then by the own error; without any, nothing to tell."""
+    """The pieces for the table: those that fail the limits first, then those with an own error, the largest first."""
     guilty = limits.guilty(found)
     return [*guilty, *(p for p in found.worst() if p not in guilty and p.local)]
 
 
 def _bar(error: float | None, u: float, limits: Limits, *, ascii_only: bool) -> str:
-    """Logarithmic, from a quarter of a rounding on; full at 16 times the limit."""
+    """A bar for an error, logarithmic: it starts at a quarter of ``u`` and is full at 16 times the limit."""
     if not error or not u:
         return ""
     top = math.log2(limits.limit * 16 * 4)
@@ -219,16 +218,16 @@ def _bar(error: float | None, u: float, limits: Limits, *, ascii_only: bool) -> 
 
 
 def print_concise(found: Shadowed | None, console: Console, limits: Limits) -> None:
-    """A line per finding, then the verdict."""
+    """Print a line per piece that fails the limits, then the verdict."""
     for p in limits.guilty(found) if found is not None else ():
         assert found is not None
-        told = f"{units(p.local, found.u)} by itself, {units(p.accumulated, found.u)} all the way"
-        console.print(f"{clean(p.place)} {_KINDS[p.kind]}: step {p.step}: {told}", soft_wrap=True)
+        errors = f"{units(p.local, found.u)} by itself, {units(p.accumulated, found.u)} all the way"
+        console.print(f"{clean(p.place)} {_KINDS[p.kind]}: step {p.step}: {errors}", soft_wrap=True)
     console.print(verdict(found, limits)[1], soft_wrap=True)
 
 
 def markdown(found: Shadowed | None, run: Mapping[str, Any], limits: Limits, *, worst: int) -> str:
-    """The same as a section of a Markdown page."""
+    """The report as a section of a Markdown page."""
     lines = ["## Is it precision?", "", run_facts(run), "", f"**{_plain(verdict(found, limits)[1])}**", ""]
     if found is not None and found.steps:
         lines += [scope(found) + ".", "", "| worst by its own error | of its | own error | all the way | step |"]
@@ -247,10 +246,12 @@ def _plain(words: str) -> str:
 
 
 def document(found: Shadowed | None, run: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
-    """All pieces of code with their errors, in order of execution; infinities are the string "Infinity".
+    """The report as JSON values, with all pieces of code in order of execution; infinities are the string "Infinity".
 
     Args:
+        found: the comparison; None if no step was compared.
         run: as in a diagnosis.
+        limits: the limits of the verdict.
     """
     state, sentence = verdict(found, limits)
     guilty = limits.guilty(found) if found is not None else []

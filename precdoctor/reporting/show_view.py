@@ -1,4 +1,4 @@
-"""A run at a glance on a terminal: facts, timeline, the tensors nearest to trouble, and what deep scans saw."""
+"""Prints ``show``: facts of a run, timeline, the tensors nearest to the limits of their formats, and deep scans."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from precdoctor.reporting.summary import Summary, TensorSummary
 from precdoctor.reporting.tables import Name, facts, folded, grid, left, right, table
 from precdoctor.reporting.text import clean, factor, not_neutral, number, power, recording_cost, size
 
-#: How the series of the timeline are called, and whether they are drawn on a logarithmic scale.
+#: Titles of the series of the timeline, and whether they are drawn on a logarithmic scale.
 _SERIES = {"loss": ("loss", False), "grad_norm": ("gradient norm", True), "lr": ("learning rate", False)}
 _SERIES |= {"loss_scale": ("loss scale", True)}
 #: From this width on, module and tensor have a column each.
 _ROOMY = 100
-#: What a reason is called.
+#: Words for the reasons of a deep scan.
 _REASONS = {"first": "first steps", "spaced": "log-spaced", "evidence": "recorded numbers"}
-#: Modules named in one row.
+#: Most modules named in one row.
 _MODULES = 4
 
 
 def print_summary(summary: Summary, console: Console) -> None:
-    """The whole of ``precdoctor show``."""
+    """Print the whole of ``precdoctor show RUN``."""
     print_head(summary.run, console)
     print_ending(summary.run, console)
     console.print(Padding(facts((label, clean(value)) for label, value in _facts(summary)), (1, 0, 0, 0)))
@@ -87,54 +87,54 @@ def _names(processes: Sequence[Mapping[str, int]]) -> str:
 
 
 def _print_timeline(summary: Summary, console: Console) -> None:
-    """One sparkline per series that has values, with its ends in numbers."""
+    """Print one sparkline per series that has values, with first and last value, and the skipped and bad steps."""
     first, last = summary.steps[0], summary.steps[-1]
     console.print(Text(f"\nTimeline, steps {first} to {last}", "pd.strong"))
     shown = grid(*left("", style="pd.label"), *right(""), *left("", ""))
     width = max(16, min(72, console.width - 44))
-    drawn = not can_draw(console)
+    plain = not can_draw(console)
     for name, (title, log) in _SERIES.items():
         values = summary.timeline.get(name, [])
-        seen = [v for v in values if v is not None]
-        if seen:
-            line = sparkline(values, width, ascii_only=drawn, log=log)
-            said = power if name == "loss_scale" else number
-            shown.add_row(title, said(seen[0]), Text(line, "pd.code"), said(seen[-1]))
+        recorded = [v for v in values if v is not None]
+        if recorded:
+            line = sparkline(values, width, ascii_only=plain, log=log)
+            spell = power if name == "loss_scale" else number
+            shown.add_row(title, spell(recorded[0]), Text(line, "pd.code"), spell(recorded[-1]))
     skipped = [step for step, v in zip(summary.steps, summary.timeline.get("skipped", []), strict=False) if v]
     bad = [step for step, v in zip(summary.steps, summary.timeline.get("non_finite", []), strict=False) if v]
     for title, found, style in (("skipped", skipped, "pd.near"), ("non-finite", bad, "pd.bad")):
         if found:
             chosen = set(found)
             marks = [1.0 if step in chosen else None for step in summary.steps]
-            line = sparkline(marks, width, ascii_only=drawn)
+            line = sparkline(marks, width, ascii_only=plain)
             shown.add_row(title, number(len(found)), Text(line, style), f"first at step {found[0]}")
     console.print(Padding(shown, (0, 0, 0, 2)))
     if any(v is not None and not math.isfinite(v) for v in summary.timeline.get("loss", [])):
         console.print(Text("  x marks a NaN or Inf", "pd.quiet"))
 
 
-def _named(console: Console, module: str, name: str) -> tuple[Name, ...]:
-    """The module and what is told of it, a cell each; on a narrow terminal they share one."""
+def _name_cells(console: Console, module: str, name: str) -> tuple[Name, ...]:
+    """The cells of module and tensor name; on a narrow terminal a single cell with both."""
     return (Name(module), Name(name)) if console.width >= _ROOMY else (Name(f"{module} {name}".strip()),)
 
 
-def _named_table(console: Console, second: str, narrow: str, *numbers: str) -> Table:
-    """A table whose rows begin with the cells of :func:`_named`."""
+def _name_table(console: Console, second: str, narrow: str, *numbers: str) -> Table:
+    """A table whose rows begin with the cells of :func:`_name_cells`."""
     titles = ("module", second) if console.width >= _ROOMY else (second,)
     return table(*({"header": title} for title in titles), *left(narrow), *right(*numbers))
 
 
-def _owner(tensor: TensorSummary, several: bool) -> str:
-    """The module, and of which model where the run has several: both halves of a GAN have a ``main.0``."""
+def _module_label(tensor: TensorSummary, several: bool) -> str:
+    """The module's FQN, after its root if the run has several models: both halves of a GAN have a ``main.0``."""
     return f"{tensor.root} {tensor.module}" if several and tensor.module else tensor.module or tensor.root
 
 
 def _print_tensors(title: str, tensors: Sequence[TensorSummary], several: bool, console: Console) -> None:
     console.print(Text(f"\n{title}", "pd.strong"))
-    shown = _named_table(console, "tensor", "dtype", "amax", "headroom", "subnormal", "zero", "NaN/Inf")
+    shown = _name_table(console, "tensor", "dtype", "amax", "headroom", "subnormal", "zero", "NaN/Inf")
     for t in tensors:
         shown.add_row(
-            *_named(console, _owner(t, several), f"{t.kind} {t.name}".strip()),
+            *_name_cells(console, _module_label(t, several), f"{t.kind} {t.name}".strip()),
             clean(t.dtype),
             number(t.amax),
             factor(t.headroom_binades),
@@ -148,10 +148,10 @@ def _print_tensors(title: str, tensors: Sequence[TensorSummary], several: bool, 
 
 def _print_casts(tensors: Sequence[TensorSummary], several: bool, console: Console) -> None:
     console.print(Text("\nCasts to a narrow format: what they clipped, and what they made zero", "pd.strong"))
-    shown = _named_table(console, "operand", "cast to", "amax", "headroom", "clipped", "flushed")
+    shown = _name_table(console, "operand", "cast to", "amax", "headroom", "clipped", "flushed")
     for t in tensors:
         shown.add_row(
-            *_named(console, _owner(t, several), t.name),
+            *_name_cells(console, _module_label(t, several), t.name),
             clean(t.format or ""),
             number(t.amax),
             factor(t.headroom_binades),
@@ -161,7 +161,7 @@ def _print_casts(tensors: Sequence[TensorSummary], several: bool, console: Conso
 
 
 def print_scans(scans: Sequence[Scan], console: Console) -> None:
-    """One row per scan."""
+    """Print one row per deep scan."""
     if not scans:
         console.print(Text("No step of this run was scanned; record it with --deep-scan N."))
         return
@@ -181,19 +181,19 @@ def print_scans(scans: Sequence[Scan], console: Console) -> None:
 
 
 def dtypes_words(row: Pattern) -> str:
-    """``float32 to bfloat16``; one name where they are the same."""
+    """Dtypes of inputs and outputs: ``float32 to bfloat16``; one name if they are equal."""
     inputs, outputs = row.inputs or "-", row.outputs or "-"
     return inputs if inputs == outputs else f"{inputs} to {outputs}"
 
 
 def modules_words(row: Pattern) -> str:
-    """The first few modules, and how many more."""
+    """The first ``_MODULES`` modules, and the number of others."""
     more = len(row.modules) - _MODULES
     return ", ".join(row.modules[:_MODULES]) + (f" and {more} more" if more > 0 else "")
 
 
 def print_dtypes(entries: Sequence[OpDtypes], console: Console) -> None:
-    """One row per op, phase and dtypes."""
+    """Print one row per op, phase and dtypes."""
     if not entries:
         console.print(
             Text("No step of this run was scanned op by op; record it with --deep-scan N to see dtypes per op.")

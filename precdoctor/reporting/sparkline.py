@@ -1,4 +1,4 @@
-"""A series in one line of characters. Peaks survive: buckets keep their largest value, never a mean."""
+"""Draws a series as one line of characters. A bucket shows its largest value, never a mean, so that peaks survive."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def sparkline(values: Sequence[float | None], width: int = 60, *, ascii_only: bo
     """``values`` as at most ``width`` characters; ``x`` is a NaN or Inf, a blank is a missing value.
 
     Args:
-        values: one number per step, in order; None where nothing was recorded.
-        width: longest result; longer series are cut into buckets that show a non-finite value if they hold one, else
-            their largest value.
+        values: one number per step, in order; None for a step without one.
+        width: most characters; longer series are divided into buckets, which show a non-finite value if they hold one,
+            else their largest value.
         ascii_only: use plain ASCII levels.
         log: logarithmic heights, for series of positive numbers over many decades (ignored if any is not positive).
     """
@@ -38,7 +38,7 @@ def _buckets(values: Sequence[float | None], width: int) -> list[float | None]:
 
 
 def worst(bucket: Iterable[float]) -> float | None:
-    """The one to show of several: the first that is not finite, else the largest; None of none."""
+    """The first non-finite value of a bucket, else its largest; None if it is empty."""
     values = list(bucket)
     return next((v for v in values if not math.isfinite(v)), max(values, default=None))
 

@@ -1,4 +1,4 @@
-"""``precdoctor whatif --state``: on a terminal, and as JSON."""
+"""Renders ``whatif --state``, the forecast for optimizer states in another format, on a terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -20,11 +20,7 @@ from precdoctor.reporting.text import clean
 
 
 def print_states(answer: StatesAnswer, run: Mapping[str, Any], console: Console, *, worst: int) -> None:
-    """The whole screen.
-
-    Args:
-        worst: how many states to list.
-    """
+    """Print the full report; the table lists at most ``worst`` states."""
     print_head(run, console, whatif_view.question(answer.answer))
     console.print(Text(_verdict(answer), "pd.bad" if _failing(answer) else "pd.good"))
     if shown := answer.states[:worst]:
@@ -80,7 +76,7 @@ def _notes(answer: StatesAnswer) -> Iterator[str]:
 
 
 def document(answer: StatesAnswer, run: Mapping[str, Any]) -> dict[str, Any]:
-    """One entry per state, the worst on top."""
+    """The forecast as JSON values, one entry per state, the worst first."""
     recipe = answer.answer.question.recipe
     states = [
         {

@@ -1,4 +1,4 @@
-"""What is in a run, gathered in one pass over each table: memory follows the number of tensors, not of rows."""
+"""Summarises a run for ``show``, in one pass over each table; memory grows with the number of tensors, not of rows."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class TensorSummary:
     rows: int
     numel: int
     amax: float | None
-    #: Binades between the largest value seen and the maximum of the dtype (of ``format``, where it was cast to one);
-    #: None for an unknown dtype or no value.
+    #: Binades between the largest value and the maximum of ``format``, or of the dtype if there is no cast; None for an
+    #: unknown dtype or without a finite non-zero value.
     headroom_binades: float | None
     subnormal_fraction: float
     zero_fraction: float
     non_finite: int
-    #: The narrow format it was cast to; null without a cast that was seen. Then how much of it the cast clipped, and
-    #: how much of what was not zero it made zero.
+    #: Narrow format to which the tensor was cast; None if no cast was seen. Then the share of its elements that the
+    #: cast clipped, and the share of its non-zero elements that it flushed; None if not counted.
     format: str | None = None
     saturated_fraction: float | None = None
     flushed_fraction: float | None = None
@@ -49,24 +49,24 @@ class TensorSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """A run at a glance.
+    """The content of a run in figures.
 
     Attributes:
-        run: as in a diagnosis; ``steps`` is 0 when no training step was recorded.
+        run: as in a diagnosis; ``steps`` is 0 if no training step was recorded.
         recorder: as in a diagnosis.
-        about: start time, host, Python and recorder options, as run.json has them.
-        processes: rank, attempt and whether it closed its log.
-        rows: rows per table.
-        size: bytes of all files.
-        kinds: rows per kind of tensor.
-        dtypes: rows per dtype.
-        events: events by name.
-        tightest: least headroom first.
-        subnormal: largest share of subnormal elements first; tensors without any are left out.
-        casts: tensors cast to a narrow format: those that were clipped most, then those that were flushed most.
-        timeline: per series one value per entry of ``steps``; the worst over optimizers and ranks.
+        about: start time, host, Python and recorder options, from run.json.
+        processes: rank, attempt, whether the log was closed, and why recording was cut short.
+        rows: number of rows by table.
+        size: bytes of all files of the processes.
+        kinds: number of rows by kind of tensor.
+        dtypes: number of rows by dtype.
+        events: number of events by name.
+        tightest: the tensors with least headroom, ascending.
+        subnormal: the tensors with the largest share of subnormal elements, descending; those without any left out.
+        casts: tensors cast to a narrow format, ordered by clipped share, then by flushed share, descending.
+        timeline: by name of a series, one value per entry of ``steps``: the worst over optimizers and ranks.
         steps: step numbers, ascending.
-        models_with_modules: roots of which modules inside were recorded; a loss module alone is none.
+        models_with_modules: number of roots with recorded submodules; a loss module alone has none.
     """
 
     run: Mapping[str, Any]
@@ -87,10 +87,11 @@ class Summary:
 
 
 def summarise(run: Run, top: int = 10) -> Summary:
-    """Read a run once and keep what a person asks first.
+    """Summarise a run.
 
     Args:
-        top: how many tensors ``tightest``, ``subnormal`` and ``casts`` hold.
+        run: the run.
+        top: most tensors in ``tightest``, ``subnormal`` and ``casts``.
     """
     view = RunView(run)
     nothing = view.steps.empty
@@ -101,10 +102,10 @@ def summarise(run: Run, top: int = 10) -> Summary:
     for tensor in tensors:
         kinds[tensor.kind] += tensor.rows
         dtypes[tensor.dtype] += tensor.rows
-    casts = [t for t in tensors if t.format is not None]  # their scale fills the format to the brim on purpose
-    known = [t for t in tensors if t.headroom_binades is not None and t.format is None]
+    casts = [t for t in tensors if t.format is not None]  # not in ``tightest``: their scale uses all headroom by design
+    with_headroom = [t for t in tensors if t.headroom_binades is not None and t.format is None]
     return Summary(
-        run=_of_nothing(view) if nothing else describe(view),
+        run=_run_without_steps(view) if nothing else describe(view),
         recorder=describe_recorder(view),
         about={key: run.info.get(key) for key in ("started", "host", "python", "options")},
         processes=[
@@ -115,7 +116,7 @@ def summarise(run: Run, top: int = 10) -> Summary:
         kinds=dict(kinds.most_common()),
         dtypes=dict(dtypes.most_common()),
         events=dict(events.most_common()),
-        tightest=sorted(known, key=lambda t: (t.headroom_binades or 0.0, t.module, t.kind))[:top],
+        tightest=sorted(with_headroom, key=lambda t: (t.headroom_binades or 0.0, t.module, t.kind))[:top],
         subnormal=sorted(
             (t for t in tensors if t.subnormal_fraction > 0), key=lambda t: (-t.subnormal_fraction, t.module, t.kind)
         )[:top],
@@ -128,14 +129,14 @@ def summarise(run: Run, top: int = 10) -> Summary:
     )
 
 
-def _of_nothing(view: RunView) -> dict[str, Any]:
-    """What is known of a run without a step."""
+def _run_without_steps(view: RunView) -> dict[str, Any]:
+    """The ``run`` section for a run without a step."""
     info = view.run.info
     return {"path": view.run.origin, "command": info.get("command"), "steps": 0, **facts_of_end(view)}
 
 
 def _tensors(view: RunView) -> list[TensorSummary]:
-    """Every tensor of the run, its calls merged."""
+    """The summary of every tensor of the run, over all calls and ranks."""
     merged: dict[tuple[str, ...], dict[str, Any]] = {}
     for group in view.survey.totals.to_pylist():
         key = tuple(group[k] or "" for k in _KEYS)
@@ -170,7 +171,7 @@ def _tensor_summary(key: tuple[str, ...], values: Mapping[str, Any]) -> TensorSu
 
 
 def _timeline(view: RunView) -> tuple[list[int], dict[str, list[float | None]], int]:
-    """The series by step, and how many rows the table has. A NaN stays one; a null is None."""
+    """``(steps, series, number of rows of the table)``. NaN stays NaN; null becomes None."""
     by_step: dict[int, dict[str, float | None]] = {}
     batches = [batch for found in view.step_batches.values() for batch in found]
     rows = sum(batch.num_rows for batch in batches)

@@ -1,4 +1,4 @@
-"""Tables without lines, as every screen shows them, and names of modules and tensors in narrow ones."""
+"""Builds the borderless tables of all terminal reports, and wraps names of modules and tensors in narrow cells."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from rich.text import Text
 
 from precdoctor.reporting.text import clean
 
-#: What :class:`rich.table.Table` is told of a column.
+#: Keyword arguments of :meth:`rich.table.Table.add_column`.
 Column = dict[str, Any]
 _PARTS = re.compile(r"[^. ]*[. ]?")
 _WORDS = re.compile(r"[^_]*_?")
 
 
 def left(*titles: str, style: str = "") -> list[Column]:
-    """Columns of words that stay on one line."""
+    """Left-aligned columns of words that do not wrap."""
     return [{"header": title, "no_wrap": True, "style": style or None} for title in titles]
 
 
 def right(*titles: str) -> list[Column]:
-    """Columns of numbers."""
+    """Right-aligned columns of numbers that do not wrap."""
     return [{"header": title, "no_wrap": True, "justify": "right"} for title in titles]
 
 
 def folded(*titles: str, **more: Any) -> list[Column]:
-    """Columns of text that goes on in the next line where it has no room."""
+    """Columns of text that wraps."""
     return [{"header": title, "overflow": "fold", **more} for title in titles]
 
 
@@ -43,7 +43,7 @@ def table(*columns: Column, gap: int = 2, header: bool = True) -> Table:
 
 
 def grid(*columns: Column, gap: int = 2) -> Table:
-    """The same without titles."""
+    """A table with these columns and no header."""
     made = Table.grid(padding=(0, gap, 0, 0))
     for column in columns:
         made.add_column(**column)
@@ -51,7 +51,7 @@ def grid(*columns: Column, gap: int = 2) -> Table:
 
 
 def facts(rows: Iterable[tuple[str, RenderableType]], *, gap: int = 2, width: int | None = None) -> Table:
-    """A label, ``width`` columns wide if that is given, and a value in each row."""
+    """A grid of labels and values, one pair per row; ``width`` is that of the labels, in cells."""
     made = grid({"style": "pd.label", "no_wrap": True, "width": width}, *folded(""), gap=gap)
     for label, value in rows:
         made.add_row(label, value)
@@ -59,10 +59,10 @@ def facts(rows: Iterable[tuple[str, RenderableType]], *, gap: int = 2, width: in
 
 
 class Name:
-    """``blocks.3.attn.c_proj grad_output`` in a table cell.
+    """A table cell with the name of a module or tensor, ``blocks.3.attn.c_proj grad_output``.
 
-    Lines end behind a dot or a blank; in a part that is too wide by itself behind an underscore; only in a word that is
-    too wide by itself anywhere.
+    Lines break after a dot or a blank; inside a part that is too wide, after an underscore; inside a word that is too
+    wide, anywhere.
     """
 
     def __init__(self, name: str, style: str = "") -> None:
@@ -79,7 +79,7 @@ class Name:
 
 
 def wrapped(name: str, width: int) -> Iterator[str]:
-    """The lines of a name, none wider than ``width`` cells where its words are not."""
+    """The lines of a name, at most ``width`` cells wide; only a single word may be wider."""
     line = ""
     for part in _broken(name, width):
         if line and Text((line + part).rstrip()).cell_len > width:

@@ -1,4 +1,4 @@
-"""A diagnosis on a terminal, for someone who is tired: the most important finding first, short, and calm."""
+"""Prints a diagnosis on a terminal: short, the most important finding first."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from precdoctor.runlog.shell import quoted_path
 
 #: Findings beyond this many are named on one line each; `--output-format json` has them all.
 FULL_FINDINGS = 8
-#: The rules that follow a run over its steps (growth, explosions, dead layers, updates) ask for 6 to 8 of them.
+#: Fewest steps for a trustworthy "No findings": rules that follow a run over its steps (growth, explosions, dead
+#: layers, updates) need 6 to 8.
 ENOUGH_STEPS = 8
-#: Mark, its ASCII form and style.
+#: Mark, its ASCII form and style, by status.
 MARKS = {
     Status.PASSED: ("✓", "ok", "pd.good"),
     Status.FAILED: ("✗", "!!", "pd.bad"),
@@ -33,15 +34,17 @@ MARKS = {
 
 
 def print_full(diagnosis: Diagnosis, console: Console, *, verbose: bool = False) -> None:
-    """Header, findings, how many rules were checked, and how well the recording itself went.
+    """Print header, findings, number of rules checked, and the cost and losses of the recording.
 
-    Notes come last and take two lines each, unless only their rule was run.
+    Notes (severity info) come last, two lines each, unless only one rule was run.
 
     Args:
-        verbose: list every rule with what it saw, too.
+        diagnosis: the diagnosis.
+        console: where to print.
+        verbose: also list every rule with its reason.
     """
-    _header(diagnosis, console, verbose=verbose)
-    asked = len(diagnosis.rules) == 1  # `--select PD505`: then a note is what somebody came for
+    _print_header(diagnosis, console, verbose=verbose)
+    asked = len(diagnosis.rules) == 1  # with `--select PD505` the user asked for this note: print it in full
     notes = [f for f in diagnosis.findings if f.severity is Severity.INFO and not asked]
     heavy = [f for f in diagnosis.findings if f not in notes]
     for finding in heavy[:FULL_FINDINGS]:
@@ -51,15 +54,15 @@ def print_full(diagnosis: Diagnosis, console: Console, *, verbose: bool = False)
     if rest:
         console.print(f"\n{plural(len(rest), 'more finding')}:")
         for finding in rest:
-            console.print(Padding(_line(finding), (0, 0, 0, 2)), soft_wrap=True)
+            console.print(Padding(_finding_line(finding), (0, 0, 0, 2)), soft_wrap=True)
     if notes:
         console.print()
         for finding in notes:
             console.print(note_view(finding))
     if diagnosis.findings:
         console.print()
-    _checked(diagnosis, console, verbose=verbose)
-    _recorder(diagnosis.recorder, console)
+    _print_rules(diagnosis, console, verbose=verbose)
+    _print_recorder(diagnosis.recorder, console)
     if notes:
         console.print(Text(f"A note in full: precdoctor diagnose --select {clean(notes[0].code)}", "pd.quiet"))
     if any(map(_lacks_its_op, heavy)) and diagnosis.run.get("cwd"):
@@ -70,40 +73,40 @@ def print_full(diagnosis: Diagnosis, console: Console, *, verbose: bool = False)
 
 
 def _lacks_its_op(finding: Finding) -> bool:
-    """The code that made a non-finite value is known, its operation is not: a module, loss code, what prepares data."""
+    """Return whether a finding on a non-finite value names the code that made it but not the op, which a replay in
+    ``autopsy`` could find: in a module, in the loss code, or after the data loader.
+    """
     by_code = finding.code in ("PD101", "PD102", "PD103") and finding.cause is None
     prepared = finding.code == "PD104" and finding.evidence.get("provenance") in ("after-loader", "unknown")
     return finding.location.op is None and (by_code or prepared) and not finding.evidence.get("traced")
 
 
 def print_concise(diagnosis: Diagnosis, console: Console) -> None:
-    """One line per finding, for grep; then one line that sums up."""
+    """Print one line per finding, for grep, then the verdict."""
     for finding in diagnosis.findings:
-        console.print(_line(finding), soft_wrap=True)
+        console.print(_finding_line(finding), soft_wrap=True)
     console.print(Text(verdict_line(diagnosis)), soft_wrap=True)
 
 
 def verdict_line(diagnosis: Diagnosis) -> str:
-    """``2 errors, 1 warning`` or ``No findings``, and what could not be judged."""
-    counts = _tally([f.severity.value for f in diagnosis.findings], ("error", "warning", "info"))
-    out = ", ".join(plural(n, "note" if level == "info" else level) for level, n in counts) or _nothing(diagnosis)
+    """``2 errors, 1 warning`` or ``No findings``, followed by the number of rules that could not be judged."""
+    levels = [f.severity.value for f in diagnosis.findings]
+    names = {"error": "error", "warning": "warning", "info": "note"}
+    counts = [plural(levels.count(level), name) for level, name in names.items() if level in levels]
+    verdict = ", ".join(counts) or _no_findings(diagnosis)
     unknown = sum(r.status is Status.INDETERMINATE for r in diagnosis.rules)
-    return f"{out}; {plural(unknown, 'rule')} could not be judged" if unknown else out
+    return f"{verdict}; {plural(unknown, 'rule')} could not be judged" if unknown else verdict
 
 
-def _nothing(diagnosis: Diagnosis) -> str:
-    """``No findings``, and whether the run was long enough for that to mean much."""
+def _no_findings(diagnosis: Diagnosis) -> str:
+    """``No findings``, with a caveat if the run had too few steps."""
     steps = diagnosis.run.get("steps")
     if not isinstance(steps, int) or not 0 < steps < ENOUGH_STEPS:
         return "No findings"
     return f"No findings, but {plural(steps, 'step')} {'is' if steps == 1 else 'are'} too few to judge"
 
 
-def _tally(values: Sequence[str], order: Sequence[str]) -> list[tuple[str, int]]:
-    return [(value, values.count(value)) for value in order if value in values]
-
-
-def _line(finding: Finding) -> Text:
+def _finding_line(finding: Finding) -> Text:
     """``PD101 error: title [blocks.3.attn output, forward, step 37]``."""
     severity = finding.severity.value
     where = place(finding)
@@ -116,7 +119,7 @@ def _line(finding: Finding) -> Text:
     )
 
 
-def _header(diagnosis: Diagnosis, console: Console, *, verbose: bool) -> None:
+def _print_header(diagnosis: Diagnosis, console: Console, *, verbose: bool) -> None:
     run = diagnosis.run
     if run.get("path"):
         console.print(Text(clean(run["path"]), "pd.quiet"), soft_wrap=True)
@@ -127,27 +130,27 @@ def _header(diagnosis: Diagnosis, console: Console, *, verbose: bool) -> None:
     findings = bool(diagnosis.findings)
     style = "pd.strong" if findings else "pd.near" if diagnosis.verdict == "indeterminate" else "pd.good"
     console.print()
-    said = Text(verdict_line(diagnosis) + ".", style)
+    headline = Text(verdict_line(diagnosis) + ".", style)
     if not findings and not verbose and diagnosis.rules:
-        said.append(f" {_counted(diagnosis)}; `--verbose` lists them.", "none")
-    console.print(said)
+        headline.append(f" {_rule_counts(diagnosis)}; `--verbose` lists them.", "none")
+    console.print(headline)
     if verbose and not findings:
         console.print()
 
 
-def _counted(diagnosis: Diagnosis) -> str:
+def _rule_counts(diagnosis: Diagnosis) -> str:
     """``21 rules checked, 35 not applicable``."""
     absent = sum(r.status is Status.NOT_APPLICABLE for r in diagnosis.rules)
     checked = sum(r.status in (Status.PASSED, Status.FAILED) for r in diagnosis.rules)
     return f"{plural(checked, 'rule')} checked" + (f", {absent} not applicable" if absent else "")
 
 
-def _checked(diagnosis: Diagnosis, console: Console, *, verbose: bool) -> None:
-    """The rules that could not be judged; if asked for, all of them with their reasons, in triage order, those that do
-    not apply last and by reason. With findings their number is printed here, else it stands in the headline.
+def _print_rules(diagnosis: Diagnosis, console: Console, *, verbose: bool) -> None:
+    """Print the rules that could not be judged; with ``verbose`` all rules with their reasons, in triage order, those
+    that do not apply last, grouped by reason. Prints their number only if there are findings; else the header has it.
     """
     if diagnosis.findings and not verbose and len(diagnosis.rules) > 1:
-        console.print(f"{_counted(diagnosis)}; `--verbose` lists them.")
+        console.print(f"{_rule_counts(diagnosis)}; `--verbose` lists them.")
     absent = [r for r in diagnosis.rules if verbose and r.status is Status.NOT_APPLICABLE]
     listed = (Status.INDETERMINATE, Status.PASSED, Status.FAILED) if verbose else (Status.INDETERMINATE,)
     shown = [r for r in diagnosis.rules if r.status in listed]
@@ -184,7 +187,7 @@ def _reasons(outcomes: Sequence[RuleOutcome]) -> Table:
 
 
 def _ranges(codes: Sequence[str]) -> str:
-    """``PD401-PD404, PD406`` of codes in order."""
+    """Sorted codes as ranges: ``PD401-PD404, PD406``."""
     runs: list[list[str]] = []
     for code in codes:
         if runs and code[:-2] == runs[-1][-1][:-2] and int(code[-2:]) == int(runs[-1][-1][-2:]) + 1:
@@ -194,17 +197,17 @@ def _ranges(codes: Sequence[str]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
 
 
-def _recorder(recorder: Mapping[str, Any], console: Console) -> None:
-    """What recording cost and lost."""
-    out = [cost] if (cost := recording_cost(recorder)) else []
+def _print_recorder(recorder: Mapping[str, Any], console: Console) -> None:
+    """Print the cost of the recording, dropped rows, code it could not see, and its errors."""
+    sentences = [cost] if (cost := recording_cost(recorder)) else []
     if changed := not_neutral(recorder):
-        out.append(f"It was {changed}.")
+        sentences.append(f"It was {changed}.")
     dropped = {k: v for k, v in dict(recorder.get("dropped") or {}).items() if v}
     if dropped:
         reasons = ", ".join(f"{number(v)} {clean(k).replace('_', ' ')}" for k, v in dropped.items())
-        out.append(f"Rows lost: {reasons}.")
-    if out:
-        console.print(Text(" ".join(out), "pd.near" if dropped else "pd.quiet"))
+        sentences.append(f"Rows lost: {reasons}.")
+    if sentences:
+        console.print(Text(" ".join(sentences), "pd.near" if dropped else "pd.quiet"))
     for unseen in list(recorder.get("unseen") or []):
         console.print(Text(f"Not seen: {clean(unseen)}.", "pd.near"))
     for error in list(recorder.get("errors") or [])[:3]:

@@ -1,4 +1,4 @@
-"""Recorded text made safe for a terminal: module names, argv and source lines come from a log that may be hostile."""
+"""Makes recorded text safe for a terminal (names and source lines of a log may be hostile), and formats numbers."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 from precdoctor.diagnosis.claims.words import percent
 
-#: What a terminal might obey or hide: C0 and C1 controls (ESC, CR, LF ...), bidirectional and zero-width marks, line
-#: and paragraph separators, lone surrogates (undecodable bytes of an argv).
+#: Characters that a terminal might obey or hide: C0 and C1 controls (ESC, CR, LF ...), bidirectional and zero-width
+#: marks, line and paragraph separators, lone surrogates (undecodable bytes of an argv).
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
 _UNSAFE_IN_BLOCK = re.compile(_UNSAFE.pattern.replace("\x00-\x1f", "\x00-\x09\x0b-\x1f"))
-#: From this overhead on the reader is told why.
+#: From this overhead on (share of the run's time) the cost is explained.
 _MUCH = 0.05
-#: Nanoseconds that a step between samples may cost. Chosen empirically: small models on a CPU pay 0.7 to 1.8 ms.
+#: Nanoseconds that an unsampled step may cost. Chosen empirically: small models on a CPU pay 0.7 to 1.8 ms.
 _BETWEEN_SAMPLES = 1e6
-#: Share of the time that hooks may wait for a device before a summary says so: half a percent is what it rounds.
+#: From this share of the time on, waiting for the device is reported; less would round to 0 %.
 _TELLING_WAIT = 0.005
 #: CI runners obey ``##[error]`` and ``##vso[...]`` anywhere in a line; the console takes care of ``::error``.
 _CI = re.compile(r"##(?=\[|vso\[)")
-#: Longest name or message worth a screen; anything longer is an accident or an attack.
+#: Most characters of a name or message; anything longer is an accident or an attack.
 LIMIT = 1000
 
 
@@ -51,7 +51,7 @@ def _shorten(text: str, limit: int) -> str:
 
 
 def number(value: object) -> str:
-    """A measured value for a table: four significant digits, integers in full, unknown as an en dash."""
+    """A measured value for a table: four significant digits, integers in full, None as an en dash."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -64,7 +64,7 @@ def number(value: object) -> str:
 
 
 def power(scale: float) -> str:
-    """A loss scale: ``2^16`` where it is a power of two above 1."""
+    """A loss scale: ``2^16`` for a power of two other than 1, else as :func:`number`."""
     if not math.isfinite(scale):
         return number(scale)
     exponent = round(math.log2(scale)) if scale > 0.0 else 0
@@ -72,7 +72,7 @@ def power(scale: float) -> str:
 
 
 def factor(binades: float | None) -> str:
-    """A distance in binades as the factor it is: ``2^12.3``; unknown as an en dash."""
+    """A distance in binades as a factor: ``2^12.3``; None as an en dash."""
     return "–" if binades is None else f"2^{number(round(binades, 1) + 0.0)}"
 
 
@@ -86,32 +86,34 @@ def size(count: float) -> str:
 
 
 def recording_cost(recorder: Mapping[str, Any]) -> str | None:
-    """What recording cost and, where that was much, why and what it costs after the first steps; None: not measured."""
+    """Sentences on the cost of recording; if high, also its reason and the cost of longer runs. None: not measured."""
     overhead, cost = recorder.get("overhead_fraction"), recorder.get("cost")
     if not isinstance(overhead, (int, float)):
         return None
-    said = f"Recording took {percent(float(overhead))} of the run's time"
+    sentence = f"Recording took {percent(float(overhead))} of the run's time"
     if overhead > 1.0:
-        said = f"Recording took {overhead:.1f} times the run's time, as it also works in a thread of its own"
+        sentence = f"Recording took {overhead:.1f} times the run's time, as it also works in a thread of its own"
     if isinstance(waited := recorder.get("waited_fraction"), float) and waited >= _TELLING_WAIT:
-        said += f" (beside {percent(waited)} in which its hooks waited for the device, which worked for the training)"
+        sentence += (
+            f" (beside {percent(waited)} in which its hooks waited for the device, which worked for the training)"
+        )
     if overhead < _MUCH:
-        return f"{said}."
+        return f"{sentence}."
     between = recorder.get("between")
     longer = _longer_runs(between if isinstance(between, Mapping) else {}, cost if isinstance(cost, Mapping) else {})
     full = cost.get("full_steps") if isinstance(cost, Mapping) else None
     if not isinstance(cost, Mapping) or not isinstance(full, int) or full < 1:
-        return f"{said}. {longer}".rstrip()
+        return f"{sentence}. {longer}".rstrip()
     scanned, settled = cost.get("scanned_steps"), cost.get("settled_fraction")
     scans = f" ({number(scanned)} of them op by op)" if scanned and full > 1 else ""
-    said += f": {f'the first {full:,} steps are' if full > 1 else 'the first step is'} recorded in full{scans}."
+    sentence += f": {f'the first {full:,} steps are' if full > 1 else 'the first step is'} recorded in full{scans}."
     if settled is not None:
-        return f"{said} Since then it took {percent(settled)}, {_milliseconds(cost['settled_ns'])} a step."
-    return f"{said} {longer}".rstrip()
+        return f"{sentence} Since then it took {percent(settled)}, {_milliseconds(cost['settled_ns'])} a step."
+    return f"{sentence} {longer}".rstrip()
 
 
 def _longer_runs(between: Mapping[str, Any], cost: Mapping[str, Any]) -> str:
-    """What a longer run would pay, as far as the steps between samples or the length of a step say; or ""."""
+    """A sentence on the cost of longer runs, from the unsampled steps or the length of a step; "" if unknown."""
     if between:
         return (
             f"Longer runs settle near {percent(between['fraction'])}, what steps of "
@@ -126,19 +128,19 @@ def _longer_runs(between: Mapping[str, Any], cost: Mapping[str, Any]) -> str:
 
 
 def _milliseconds(nanoseconds: float) -> str:
-    """``0.34 ms``, ``220 ms``: two significant digits, never in powers of ten."""
+    """Milliseconds, ``0.34 ms`` or ``220 ms``: two significant digits, never in scientific notation."""
     value = nanoseconds / 1e6
     return f"{value:.2g} ms" if value < 99.5 else f"{value:,.0f} ms"
 
 
 def not_neutral(recorder: Mapping[str, Any]) -> str | None:
-    """What a diagnosis says of the recorder, when options of ``record`` changed the training."""
+    """A clause on the options of ``record`` that may have changed the training; None if there are none."""
     changed_by = recorder.get("changed_by")
     return f"recorded with {', '.join(changed_by)}, which may change the training" if changed_by else None
 
 
 def spans(steps: Iterable[int], most: int = 4) -> str:
-    """Step numbers as ranges: ``0–12, 14, 20–31``; beyond ``most`` ranges only the ends are told."""
+    """Step numbers as ranges: ``0–12, 14, 20–31``; if there are more than ``most``, first and last step: ``0 … 99``."""
     ranges: list[list[int]] = []
     for step in sorted(set(steps)):
         if ranges and step == ranges[-1][1] + 1:

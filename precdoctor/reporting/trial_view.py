@@ -1,4 +1,4 @@
-"""A trial of a plan: as a table, and as JSON, described by ``schema/trial-1.schema.json``."""
+"""Renders a trial of a plan on a terminal and as JSON, in the form of ``schema/trial-1.schema.json``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CAME_TRUE = {True: ("as predicted", "pd.good"), False: ("missed", "pd.bad"), No
 
 
 def verdict(trial: Trial) -> str:
-    """One line for a person."""
+    """The verdict as one sentence."""
     if trial.failures:
         more = f" (and {plural(len(trial.failures) - 1, 'reason')} more)" if len(trial.failures) > 1 else ""
         return f"The plan does not hold: {trial.failures[0]}{more}."
@@ -39,7 +39,7 @@ def verdict(trial: Trial) -> str:
 
 
 def print_trial(trial: Trial, place: str, console: Console, *, worst: int) -> None:
-    """The verdict, then what it rests on."""
+    """Print the verdict, then losses, casts, gradients and findings; tables have at most ``worst`` rows."""
     console.print(Text(clean(place), "pd.strong"), soft_wrap=True)
     console.print(Text(clean(verdict(trial), 400), _VERDICTS[trial.exit_code][1]))
     for line in (*trial.failures[1:6], *(trial.doubts if trial.failures else trial.doubts[1:])):
@@ -81,8 +81,8 @@ def _print_casts(trial: Trial, console: Console, worst: int) -> None:
 
 
 def _pair(cast: CastOutcome, shown: Any) -> str:
-    said, done = (shown(f) if f is not None else "–" for f in (cast.predicted, cast.at_step))
-    return f"{said} -> {done}"
+    predicted, measured = (shown(f) if f is not None else "–" for f in (cast.predicted, cast.at_step))
+    return f"{predicted} -> {measured}"
 
 
 def _print_gradients(trial: Trial, console: Console, worst: int) -> None:
@@ -90,16 +90,16 @@ def _print_gradients(trial: Trial, console: Console, worst: int) -> None:
         return
     console.print(Text("\nNorms of weight gradients, with the plan over without", "pd.strong"))
     shown = table(*folded("module"), *right("first step", "median", "zeros"))
-    for g in sorted(trial.gradients, key=_strayed, reverse=True)[:worst]:
+    for g in sorted(trial.gradients, key=_deviation, reverse=True)[:worst]:
         shown.add_row(Name(g.module or g.root), _ratio(g.first), _ratio(g.typical), f"{100 * g.zeros:+.2g} points")
     console.print(Padding(shown, (0, 0, 0, 2)))
     console.print("  The log keeps norms and exponents, not elements: it gives no angle between the two gradients.")
     _more(len(trial.gradients), worst, console)
 
 
-def _strayed(g: GradientRatio) -> float:
-    known = [abs(math.log(x)) if x > 0.0 else math.inf for x in (g.first, g.typical) if x is not None]
-    return max(known, default=-1.0)
+def _deviation(g: GradientRatio) -> float:
+    distances = [abs(math.log(x)) if x > 0.0 else math.inf for x in (g.first, g.typical) if x is not None]
+    return max(distances, default=-1.0)
 
 
 def _ratio(value: float | None) -> str:
@@ -112,11 +112,7 @@ def _more(count: int, worst: int, console: Console) -> None:
 
 
 def document(trial: Trial, runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The trial as plain JSON values.
-
-    Args:
-        runs: ``original`` and ``planned``, each as in a diagnosis.
-    """
+    """The trial as JSON values; ``runs`` has ``original`` and ``planned``, each as in a diagnosis."""
     return {
         "schema_version": SCHEMA_VERSION,
         "tool": {"name": "precdoctor", "version": precdoctor.__version__},

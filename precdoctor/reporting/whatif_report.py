@@ -1,6 +1,5 @@
-"""The answers of ``precdoctor whatif`` as JSON: of the plain question one row per tensor, and of the replaying modes.
-
-The first is described by ``schema/whatif-1.schema.json``.
+"""Renders the answers of ``whatif`` as JSON: one row per tensor for a change of format, in the form of
+``schema/whatif-1.schema.json``; and the replays of loss scalers, FP8 recipes and accumulators.
 """
 
 from __future__ import annotations
@@ -23,9 +22,10 @@ _QUANTITIES = ("flushed", "subnormal", "saturated", "sqnr_db", "relative_error",
 
 
 def document(answer: Answer, run: Mapping[str, Any]) -> dict[str, Any]:
-    """The whole answer as plain JSON values; non-finite numbers are the strings "NaN", "Infinity", "-Infinity".
+    """The answer on a format as JSON values; non-finite numbers are the strings "NaN", "Infinity", "-Infinity".
 
     Args:
+        answer: the answer.
         run: as in a diagnosis.
     """
     question = answer.question
@@ -55,7 +55,7 @@ def document(answer: Answer, run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cache(layers: Sequence[LayerCache]) -> dict[str, Any] | None:
-    """Bytes per token of the cache, now and as asked; null without rows of keys and values."""
+    """Bytes per token of the KV cache, as recorded and in the asked format; None without rows of keys and values."""
     if not layers:
         return None
     each = [{**jsonable(layer), "bytes_per_token": _bytes([layer])} for layer in layers]
@@ -69,7 +69,7 @@ def _bytes(layers: Sequence[LayerCache]) -> dict[str, float]:
 
 
 def together(answer: Answer) -> Totals:
-    """The totals of all tensors."""
+    """The sums of the totals of all tensors."""
     totals = [f.totals for f in answer.forecasts]
     sums = [tuple(sum(getattr(t, name)[i] for t in totals) for i in range(3)) for name in ("flushed", "saturated")]
     (fl, fh, fe), (sl, sh, se) = sums
@@ -77,7 +77,7 @@ def together(answer: Answer) -> Totals:
 
 
 def tensor(forecast: Forecast, recipe: Recipe) -> dict[str, Any]:
-    """One row: the prediction of the tensor's worst step, and what happens over all of its steps."""
+    """The JSON row of a tensor: the prediction for its worst step, and shares over all its steps."""
     key, instead = forecast.seen.key, forecast.instead
     return {
         **jsonable(key),
@@ -102,7 +102,7 @@ def tensor(forecast: Forecast, recipe: Recipe) -> dict[str, Any]:
 
 
 def described(recipe: Recipe) -> dict[str, Any]:
-    """Format and scaling; ``scale`` is overwritten by the prediction's where there is one."""
+    """Format and scaling of a recipe as JSON values; callers replace ``scale`` by the prediction's, if there is one."""
     return {
         "format": recipe.name,
         "scaling": recipe.scaling,
@@ -136,12 +136,12 @@ def _fractions(totals: Totals) -> dict[str, Any]:
 
 
 def answer_document(mode: str, asked: str, run: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
-    """The envelope of an answer to a question other than the plain one: run, question, and the answer itself."""
+    """The document of a replay or of optimizer states: run, question, and the keys of ``body``."""
     return {**answer_head(run), "question": {"mode": mode, "asked": asked}, **body}
 
 
 def loss_scale_document(answer: LossScaleReplay, asked: str, run: Mapping[str, Any]) -> dict[str, Any]:
-    """One entry per scaler update under ``steps``: what the run did, what the policy would have done, the ideal."""
+    """A replay of a loss scaler; ``steps`` has the recorded, the replayed and the ideal scale of each scaler update."""
     replay = answer.replay
     recorded = set(answer.recorded_overflows)
     steps = [
@@ -179,7 +179,7 @@ def loss_scale_document(answer: LossScaleReplay, asked: str, run: Mapping[str, A
 def recipe_document(
     replays: Sequence[RecipeReplay], best: RecipeReplay | None, asked: str, run: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Totals of every recipe tried; steps and tensors of the one asked for or found best."""
+    """Replays of FP8 recipes: the totals of each, and steps and tensors of the best, or without a search the first."""
     shown = best or replays[0]
     totals = [
         {
@@ -197,5 +197,5 @@ def recipe_document(
 
 
 def accumulator_document(answer: AccumulatorReplay, asked: str, run: Mapping[str, Any]) -> dict[str, Any]:
-    """One entry per length of sum, the longest first."""
+    """A replay of accumulators, one entry per length of sum, the longest first."""
     return answer_document("accumulator", asked, run, jsonable(answer))

@@ -1,4 +1,4 @@
-"""What tensors would become in another format, on a terminal or in Markdown."""
+"""Renders the forecast for tensors in another format (``whatif``) on a terminal and in Markdown."""
 
 from __future__ import annotations
 
@@ -24,19 +24,16 @@ from precdoctor.reporting.tables import Name, left, right, table
 from precdoctor.reporting.text import clean, number, size
 from precdoctor.reporting.whatif_report import together
 
-#: From this width on, scale and headroom have room.
+#: Width from which on scale and headroom are shown.
 _WIDE = 120
-#: ... and from this one on, columns need not be thrifty.
+#: Width from which on "saturated" is always shown, and columns are two blanks apart.
 _ROOMY = 100
+#: Most cells of a range bar.
 _BAR = 20
 
 
 def print_full(answer: Answer, run: Mapping[str, Any], console: Console, *, worst: int) -> None:
-    """The whole screen.
-
-    Args:
-        worst: how many tensors to list.
-    """
+    """Print the full report; the table lists at most ``worst`` tensors."""
     print_head(run, console, question(answer))
     console.print(Text(verdict(answer), "pd.bad" if answer.failing else "pd.good" if not answer.unknown else "pd.near"))
     console.print(Text(all_steps(answer)))
@@ -55,14 +52,14 @@ def print_full(answer: Answer, run: Mapping[str, Any], console: Console, *, wors
 
 
 def question(answer: Answer) -> str:
-    """``What if E4M3FN, with amax scaling per tensor at each step?``"""
+    """The question as a sentence: ``What if E4M3FN, with amax scaling per tensor at each step?``"""
     recipe = answer.question.recipe
     scale = f", loss scale {recipe.loss_scale:g}" if recipe.loss_scale is not None else ""
     return f"What if {recipe.name}, with {recipe.describe()}{scale}?"
 
 
 def verdict(answer: Answer) -> str:
-    """How many tensors hold, against which target."""
+    """A sentence on how many tensors meet the target."""
     total, failing, unknown = len(answer.forecasts), len(answer.failing), len(answer.unknown)
     steps = plural(len(answer.steps), "recorded step")
     every = f"at each of {steps}" if len(answer.steps) > 1 else f"at the {steps}"
@@ -72,12 +69,12 @@ def verdict(answer: Answer) -> str:
         head = (
             f"{total - unknown} of {plural(total, 'tensor')} hold" if unknown else f"All {plural(total, 'tensor')} hold"
         )
-    told = f"; nothing can be predicted for {unknown}" if unknown else ""
-    return f"{head}{told}. Target: {target(answer)} {every}."
+    unpredicted = f"; nothing can be predicted for {unknown}" if unknown else ""
+    return f"{head}{unpredicted}. Target: {target(answer)} {every}."
 
 
 def target(answer: Answer) -> str:
-    """``flushed at most 0.5 %, none saturated, SQNR at least 20 dB``."""
+    """The target in words: ``flushed at most 0.5 %, none saturated, SQNR at least 20 dB``."""
     limits = answer.question.recipe.limits(answer.question.target)
     parts = [f"flushed at most {percent(limits.max_flushed)}"] if limits.max_flushed < math.inf else []
     if limits.max_saturated < math.inf:
@@ -86,7 +83,7 @@ def target(answer: Answer) -> str:
 
 
 def all_steps(answer: Answer) -> str:
-    """What happens to all elements of all steps together."""
+    """A sentence on the shares of all elements, over all steps, that would be flushed and saturated."""
     sums = together(answer)
     n = max(sums.elements, 1.0)
     flushed, clipped = sums.flushed[2] / n, sums.saturated[2] / n
@@ -97,13 +94,13 @@ def all_steps(answer: Answer) -> str:
 
 
 def cache_memory(answer: Answer) -> str:
-    """``Cache: 1.5 KiB per token in 3 layers (2 x 8 heads x 32 each), 816 B in INT8.``; empty without a cache."""
+    """A sentence on the memory of the KV cache, as recorded and in the asked format; empty without a cache."""
     layers = cache_of((f.seen for f in answer.forecasts), lambda _: answer.question.recipe)
     return cache_words(layers, f"in {answer.question.recipe.name}") if layers else ""
 
 
 def cache_words(layers: Sequence[LayerCache], then: str) -> str:
-    """One sentence: what a token takes in the cache, now and then."""
+    """``Cache: 1.5 KiB per token in 3 layers of 2 x 8 heads x 32, 816 B in INT8 (53 %).``; ``then`` is ``in INT8``."""
     now, asked = sum(layer.now for layer in layers), sum(layer.asked for layer in layers)
     shapes = {f"{layer.tensors} x {plural(layer.heads, 'head')} x {layer.features}" for layer in layers}
     each = f" of {shapes.pop()}" if len(shapes) == 1 else ""
@@ -113,7 +110,7 @@ def cache_words(layers: Sequence[LayerCache], then: str) -> str:
 
 
 def quantity(count: float) -> str:
-    """``1.2 M``."""
+    """A count in short: ``1.2 M``."""
     for unit, each in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= each:
             return f"{count / each:.3g} {unit}"
@@ -121,13 +118,13 @@ def quantity(count: float) -> str:
 
 
 def remedies(answer: Answer) -> Iterator[str]:
-    """What would hold for the tensors that fail, cheapest first."""
+    """Sentences on the cheapest recipes that would hold for the tensors that fail."""
     if not answer.failing:
         return
-    held = Counter(f.instead.recipe for f in answer.failing if f.instead is not None)
+    counts = Counter(f.instead.recipe for f in answer.failing if f.instead is not None)
     parts = [
         f"{r.short()} ({r.bits_per_element:.4g} bits) for {plural(count, 'tensor')}"
-        for r, count in sorted(held.items(), key=lambda item: item[0].bits_per_element)
+        for r, count in sorted(counts.items(), key=lambda item: item[0].bits_per_element)
     ]
     if parts:
         yield f"\nCheapest that would hold: {'; '.join(parts)}."
@@ -137,7 +134,7 @@ def remedies(answer: Answer) -> Iterator[str]:
 
 
 def notes(answer: Answer, run: Mapping[str, Any]) -> Iterator[str]:
-    """What has to be known to read the numbers."""
+    """Sentences on the assumptions behind the numbers, and on rows and tensors left out."""
     recipe = answer.question.recipe
     yield f"\nAsked about: {', '.join(answer.kinds)}. Numbers are of each tensor's worst step, most likely values."
     if recipe.block is not None:
@@ -174,7 +171,7 @@ def notes(answer: Answer, run: Mapping[str, Any]) -> Iterator[str]:
 
 
 def place(forecast: Forecast) -> str:
-    """``blocks.0.attn.q weight_grad bias``; what repeats the kind is left out."""
+    """The label of a tensor: ``blocks.0.attn.q weight_grad bias``; a name equal to the kind is left out."""
     key = forecast.seen.key
     name = "" if key.name == key.kind else key.name
     return " ".join(word for word in (key.module or key.root, key.kind, name) if word)
@@ -189,15 +186,15 @@ def _table(answer: Answer, shown: tuple[Forecast, ...], console: Console) -> Tab
     instead = left("would hold") if answer.failing else []
     shown_table = table({"header": "tensor"}, *range_column, *right(*columns), *instead, gap=gap)
     for f in shown:
-        told = _told(f)
+        by_column = _prediction_cells(f)
         cells: list[RenderableType] = [Name(place(f), "pd.bad" if f.misses else ""), bar(f, answer, ascii_only)]
-        cells += [told.get(column, Text("–", "pd.quiet")) for column in columns]
+        cells += [by_column.get(column, Text("–", "pd.quiet")) for column in columns]
         shown_table.add_row(*cells, *([Text(would_hold(f))] if answer.failing else []))
     return shown_table
 
 
-def _told(f: Forecast) -> dict[str, Text]:
-    """The cells of one tensor by column; empty where nothing can be told."""
+def _prediction_cells(f: Forecast) -> dict[str, Text]:
+    """The cells of one tensor by column; empty without a prediction."""
     p = f.prediction
     if p is None:
         return {}
@@ -212,14 +209,14 @@ def _told(f: Forecast) -> dict[str, Text]:
 
 
 def would_hold(f: Forecast) -> str:
-    """The name of what holds for a tensor that fails."""
+    """The recipe that would hold for a tensor that fails, or ``nothing``; empty for a tensor that holds."""
     if f.holds is not False or f.instead is None:
         return "" if f.holds is not False else "nothing"
     return f.instead.recipe.short() if f.instead.recipe.grouping else f.instead.recipe.name
 
 
 def bar(forecast: Forecast, answer: Answer, ascii_only: bool) -> Text:
-    """The exponents of all steps against the range of the format, after scaling."""
+    """The range bar of the tensor's exponents over all steps, after scaling, on the range of the asked format."""
     drawn: ExponentHistogram = forecast.drawn
     evidence = {"dtype": answer.question.recipe.format.dtype, "exp_lo": drawn.lo, "exp_hist": drawn.counts}
     drawing = RangeBar.of(evidence, _BAR)
@@ -227,17 +224,17 @@ def bar(forecast: Forecast, answer: Answer, ascii_only: bool) -> Text:
 
 
 def decibels(value: float) -> str:
-    """``31.2 dB``; nothing lost is ``exact``."""
+    """An SQNR: ``31.2 dB``; ``exact`` for +Inf, ``lost`` for -Inf."""
     return "exact" if value == math.inf else "lost" if value == -math.inf else f"{round(value, 1) + 0.0:.1f} dB"
 
 
 def binades(value: float) -> str:
-    """One decimal; without a non-zero element there is no end to it."""
+    """Binades with one decimal; an en dash for Inf, the headroom of a tensor without a non-zero element."""
     return f"{round(value, 1) + 0.0:.1f}" if math.isfinite(value) else "–"
 
 
 def print_concise(answer: Answer, console: Console) -> None:
-    """One line per tensor that fails, then the verdict."""
+    """Print one line per tensor that fails, then the verdict."""
     for f in answer.failing:
         assert f.prediction is not None
         p = f.prediction
@@ -251,7 +248,7 @@ def print_concise(answer: Answer, console: Console) -> None:
 
 
 def markdown(answer: Answer, run: Mapping[str, Any], *, worst: int) -> str:
-    """The same as a section of a Markdown page."""
+    """The report as a section of a Markdown page; the table has at most ``worst`` tensors."""
     lines = [f"## {question(answer)}", "", run_facts(run), "", verdict(answer), "", all_steps(answer), ""]
     lines += [memory, ""] if (memory := cache_memory(answer)) else []
     lines += [
@@ -260,8 +257,8 @@ def markdown(answer: Answer, run: Mapping[str, Any], *, worst: int) -> str:
     ]
     columns = ("flushed", "saturated", "SQNR", "headroom", "scale", "step")
     for f in answer.forecasts[:worst]:
-        told = _told(f)
-        cells = [told[column].plain if told else "–" for column in columns]
+        by_column = _prediction_cells(f)
+        cells = [by_column[column].plain if by_column else "–" for column in columns]
         name = clean(place(f)).replace("|", "\\|").replace("`", "'")
         lines.append(f"| `{name}` | {' | '.join(cells)} | {would_hold(f)} |")
     lines += [line.strip("\n") for line in ("", *remedies(answer), *notes(answer, run))]

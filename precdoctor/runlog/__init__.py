@@ -1,5 +1,5 @@
-"""The run directory: schema, writer, reader, verification. Names are loaded on first use, so that a process that only
-needs one half does not pay for the other. Verification is :func:`precdoctor.runlog.verify.verify`.
+"""The run directory: schema, writer, reader, verification. Names are imported on first use, so that a process that only
+writes does not pay for the reader, nor the reverse. Verification is :func:`precdoctor.runlog.verify.verify`.
 """
 
 from __future__ import annotations

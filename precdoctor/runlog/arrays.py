@@ -1,8 +1,8 @@
-"""Arrow arrays from NumPy and Python values by their buffers alone.
+"""Builds Arrow arrays from NumPy and Python values directly from buffers, without ``pa.array``.
 
-``pa.array`` imports pandas at its first call, which costs a process that only writes 0.1 s and tens of megabytes; it is
-left for values of unexpected types, which it converts or refuses. ``pyarrow.compute``, which ``take`` imports, would
-cost it another 0.06 s.
+The first call of ``pa.array`` imports pandas, which costs a writing process 0.1 s and tens of megabytes. It is used
+only for values of unexpected types, which it converts or refuses. ``take`` is avoided because it imports
+``pyarrow.compute``, another 0.06 s.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def numbers(values: npt.NDArray[Any], valid: Bits | None = None) -> pa.Array:
 
     Args:
         values: one-dimensional, of a dtype Arrow has, not bool.
-        valid: false where the value is null; None: nowhere.
+        valid: False for each null; None: no nulls.
     """
     values = np.ascontiguousarray(values)
     kind = _arrow_type(values.dtype)
@@ -34,41 +34,41 @@ def numbers(values: npt.NDArray[Any], valid: Bits | None = None) -> pa.Array:
 
 
 def flags(values: Bits, valid: Bits | None = None) -> pa.Array:
-    """A boolean array; ``valid`` as for :func:`numbers`."""
+    """A boolean Arrow array; ``valid`` as for :func:`numbers`."""
     return pa.Array.from_buffers(pa.bool_(), len(values), [_bitmap(valid), _bits(values)])
 
 
 def strings(values: Sequence[str | None]) -> pa.Array:
-    """A string array.
+    """A string array; None becomes null.
 
     Raises:
-        UnicodeEncodeError: a lone surrogate.
+        UnicodeEncodeError: a value holds a lone surrogate.
     """
     encoded = [b"" if value is None else value.encode() for value in values]
     ends = np.array([0, *itertools.accumulate(map(len, encoded))], np.int32)
-    buffers = [_bitmap(_known(values)), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))]
+    buffers = [_bitmap(_valid_mask(values)), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))]
     return pa.Array.from_buffers(_STRING, len(values), buffers)
 
 
 def chosen(texts: Sequence[bytes], which: npt.NDArray[np.int32]) -> pa.Array:
-    """A string array of the texts (UTF-8) with these indices."""
+    """A string array with the elements ``texts[i]`` (UTF-8) for each ``i`` in ``which``."""
     picked = list(map(texts.__getitem__, which.tolist()))
     ends = _ends(np.fromiter(map(len, picked), np.int32, len(picked)), len(picked))
     return pa.Array.from_buffers(_STRING, len(picked), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(picked))])
 
 
 def lists(lengths: npt.NDArray[Any] | Sequence[int], values: pa.Array, valid: Bits | None = None) -> pa.Array:
-    """A list array; ``values`` are the elements of all lists, one list after the other, null ones being empty."""
+    """A list array; ``values`` are the elements of all lists, one list after the other. A null list has length 0."""
     offsets = _ends(lengths, len(lengths))
     buffers = [_bitmap(valid), pa.py_buffer(offsets)]
     return pa.Array.from_buffers(pa.list_(values.type), len(lengths), buffers, children=[values])
 
 
 def column(values: Sequence[Any] | npt.NDArray[Any], kind: pa.DataType) -> pa.Array | None:
-    """An array of type ``kind``; None where the values are not plainly of that type.
+    """An array of type ``kind``; None if a value would need a conversion, which is left to ``pa.array``.
 
     Raises:
-        UnicodeEncodeError: a lone surrogate.
+        UnicodeEncodeError: a value holds a lone surrogate.
     """
     dtype, types = _plain_types(kind)
     if isinstance(values, np.ndarray):
@@ -81,12 +81,12 @@ def column(values: Sequence[Any] | npt.NDArray[Any], kind: pa.DataType) -> pa.Ar
         return strings(values)
     if pa.types.is_list(kind):
         return _lists_of(values, kind)
-    valid = _known(values)
+    valid = _valid_mask(values)
     return flags(np.array(values if valid is None else [bool(value) for value in values], np.bool_), valid)
 
 
 def _numbers_of(values: Sequence[Any], dtype: np.dtype[Any]) -> pa.Array | None:
-    valid = _known(values)
+    valid = _valid_mask(values)
     filled = values if valid is None else [0 if value is None else value for value in values]
     if dtype.kind == "u" and min(filled, default=0) < 0:
         return None
@@ -99,17 +99,17 @@ def _numbers_of(values: Sequence[Any], dtype: np.dtype[Any]) -> pa.Array | None:
 def _lists_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
     flat = list(itertools.chain.from_iterable(value for value in values if value is not None))
     inner = column(flat, kind.value_type)
-    return None if inner is None else lists([len(value or ()) for value in values], inner, _known(values))
+    return None if inner is None else lists([len(value or ()) for value in values], inner, _valid_mask(values))
 
 
-def _known(values: Sequence[Any]) -> Bits | None:
-    """Which values are not null; None where all are."""
+def _valid_mask(values: Sequence[Any]) -> Bits | None:
+    """The mask of the values that are not None; None if no value is None."""
     return np.fromiter((value is not None for value in values), np.bool_, len(values)) if None in values else None
 
 
 @functools.cache
 def _plain_types(kind: pa.DataType) -> tuple[np.dtype[Any] | None, frozenset[type]]:
-    """NumPy's type for numbers of this kind, and the Python types that need no conversion."""
+    """``(NumPy dtype, or None if not numeric, Python types)`` of the values that become ``kind`` without conversion."""
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         dtype = np.dtype(kind.to_pandas_dtype())
         return dtype, frozenset((int, type(None)) if dtype.kind in "iu" else (float, int, type(None)))
@@ -122,14 +122,14 @@ _arrow_type = functools.cache(pa.from_numpy_dtype)
 
 
 def _ends(lengths: npt.NDArray[Any] | Sequence[int], count: int) -> npt.NDArray[np.int32]:
-    """Offsets of ``count`` consecutive pieces: 0, and where each one ends."""
+    """Offsets of ``count`` consecutive pieces: 0, then the end of each piece."""
     offsets = np.zeros(count + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def _bitmap(valid: Bits | None) -> pa.Buffer | None:
-    """Arrow's validity bitmap; none where everything is valid."""
+    """Arrow's validity bitmap; None if all values are valid."""
     return None if valid is None or valid.all() else _bits(valid)
 
 

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and the JSON in them."""
+"""Writes files atomically: readers see the old content or the new, never half of it. Also encodes JSON documents."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """A name beside ``path`` that no reader takes for a part of the log and no other process uses."""
+    """A unique name beside ``path``, for a temporary file that readers of the log ignore."""
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
 def sync_directory(path: Path) -> None:
-    """Make renames in a directory survive a power loss, where the file system can."""
+    """Make renames in a directory survive a power loss; does nothing on a file system that cannot."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
@@ -49,7 +49,7 @@ def sync_directory(path: Path) -> None:
     try:
         os.fsync(handle)
     except OSError:
-        pass  # some network file systems refuse; the data itself is safe
+        pass  # some network file systems refuse to sync directories; the file itself is synced
     finally:
         os.close(handle)
 
@@ -60,7 +60,7 @@ def dump_json(content: Mapping[str, Any]) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """``value`` as JSON can hold it: it has no NaN and no infinities."""
+    """``value`` converted to JSON types: sets become lists, NumPy values Python's, NaN and infinities strings."""
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

@@ -1,11 +1,11 @@
-"""How far the processes that were offered recording got: what the lines of attach.jsonl come down to."""
+"""Explains from attach.jsonl why no process of a command recorded anything."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-#: The events, the furthest first; ``transform`` is ``model`` with a message.
+#: Explanation by event; the event that comes latest in a process first. ``transform`` is ``model`` with a message.
 _FURTHEST = {
     "armed": "a process began to record, but its directory is gone",
     "left out": "no process has a rank that --ranks names",
@@ -27,7 +27,7 @@ def why_nothing_attached(notes: Sequence[Mapping[str, Any]]) -> str:
     """The likely reason that no process of a command recorded anything.
 
     Args:
-        notes: the objects in attach.jsonl; see ``precdoctor._attach_file.note`` for their events.
+        notes: the objects in attach.jsonl; ``precdoctor._attach_file.note`` lists their events.
     """
     events = {note.get("event") for note in notes}
     if any(note.get("event") == "model" and note.get("message") for note in notes):

@@ -1,6 +1,6 @@
-"""How much a log may hold before a command refuses to read it: work grows with what a log states, not with its size.
+"""Caps on directories, parts, rows and memory: a command refuses a log above them. A small file can claim much work.
 
-And how long a name in a log may be: it is cut where it is longer than anything a person would read.
+Also cuts names that are longer than a person would read.
 """
 
 from __future__ import annotations
@@ -22,19 +22,24 @@ MAX_DIRECTORIES: Final = 1 << 14
 MAX_PARTS: Final = 1 << 18
 #: Rows of a table that parts.jsonl lists, all processes together.
 MAX_ROWS: Final = {"tensors": 1 << 28, "steps": 1 << 26, "events": 1 << 20, "ops": 1 << 22}
-#: Bytes of memory that may hold what is kept of a run as a whole: documents, steps, events, names of tensors.
+#: Bytes of memory for everything that stays loaded of the open runs: documents, steps, events, names of tensors.
 MAX_MEMORY: Final = 900_000_000
-#: Most bytes that Python takes for what a character of JSON announces: an object, a list, a key, a further value.
+#: Most bytes of the Python object that a character of JSON announces: an object, a list, a key, a further value.
 JSON_COSTS: Final = {"{": 240, "[": 100, ":": 140, ",": 72}
 #: Rows of one step of one process, about 2 kB each in memory: a model of 50 000 modules has as many.
 MAX_STEP_ROWS: Final = 1 << 18
 
 
 def hold(count: int, limit: int, what: str) -> None:
-    """Refuse what is beyond a cap, unless the user has lifted the caps.
+    """Check a count against its cap, unless the user has lifted the caps (``--any-size``).
+
+    Args:
+        count: the number to check.
+        limit: the cap.
+        what: the text of the error, ``{}`` in place of the count: ``runs/a holds {} rank directories``.
 
     Raises:
-        RunTooLargeError: ``count`` is above ``limit``; ``what`` names it: ``runs/a holds {} rank directories``.
+        RunTooLargeError: ``count`` is above ``limit``.
     """
     if count > limit and not os.environ.get(ANY_SIZE):
         raise RunTooLargeError(
@@ -44,7 +49,7 @@ def hold(count: int, limit: int, what: str) -> None:
 
 
 class Budget:
-    """The memory that may hold what is kept of one run, or of a document; all that are open have one cap together."""
+    """Counts the memory that one run, or one document, takes. All budgets alive share one cap, :data:`MAX_MEMORY`."""
 
     _open: ClassVar[weakref.WeakSet[Budget]] = weakref.WeakSet()
 
@@ -54,14 +59,14 @@ class Budget:
         self._open.add(self)
 
     def keep(self, what: str, size: int) -> None:
-        """Count ``size`` bytes for ``what``, of which the largest that was ever kept counts.
+        """Set the bytes that ``what`` takes to ``size``; a smaller size than before is ignored.
 
         Raises:
-            RunTooLargeError: all together it is above :data:`MAX_MEMORY`.
+            RunTooLargeError: all budgets together are above :data:`MAX_MEMORY`.
         """
         self._kept[what] = max(size, self._kept.get(what, 0))
         if self._total() > MAX_MEMORY:
-            gc.collect()  # runs that nobody has any more may still be there
+            gc.collect()  # budgets of runs that are no longer referenced may still be counted
         own, total = sum(self._kept.values()), self._total()
         others = "" if own == total else ", with what is kept of other runs,"
         hold(total >> 20, MAX_MEMORY >> 20, f"{self._run}{others} unfolds to {{}} MiB in memory")
@@ -71,18 +76,18 @@ class Budget:
 
 
 def json_cost(text: bytes) -> int:
-    """Bytes that the values of a JSON document may take in memory; at least as many as they do."""
+    """Upper bound of the bytes that the values of a JSON document take in memory."""
     wide = 1 if text.isascii() and b"\\u" not in text else 4
     return 2 * wide * len(text) + sum(text.count(sign.encode()) * cost for sign, cost in JSON_COSTS.items())
 
 
-#: Characters of a source line or a name in an event.
+#: Most characters of a source line or a name in an event.
 MAX_NAME: Final = 1 << 16
 _DIGEST: Final = 8
 
 
 def shortened(text: str, limit: int = MAX_NAME) -> str:
-    """``text``, or its beginning and a digest of all of it where it has more than ``limit`` characters."""
+    """``text``; if it has more than ``limit`` characters, its beginning and a digest of the whole, ``limit`` in all."""
     if len(text) <= limit:
         return text
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST // 2).hexdigest()

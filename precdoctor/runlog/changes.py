@@ -1,7 +1,7 @@
-"""The changes that ``record --apply`` can make to a training, as a prescription file, run.json and events name them.
+"""The changes that ``record --apply`` can make to a training, as prescription files, run.json and events name them.
 
-One change sets one setting. Which settings there are, what values they take and where they act is written down here
-once, for the diagnosis that prescribes them and the recording that makes them.
+One change sets one setting. This table of settings and their values is shared by the diagnosis, which prescribes
+changes, and the recorder, which makes them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Value = bool | int | float | str
 
 @dataclass(frozen=True)
 class Setting:
-    """One thing that can be set.
+    """A setting that a change can set.
 
     Attributes:
-        name: as in files and events.
-        takes: what values it takes, in words.
-        check: whether a value is one of them.
-        doc: what is done, one sentence.
-        of_module: it is set on one named module.
-        warns: it cannot be set from outside the script; it is only watched and warned about.
+        name: its name in files and events.
+        takes: the values it takes, in words, for messages.
+        check: returns whether a value is valid.
+        doc: the effect, one sentence.
+        of_module: whether it is set on one named module.
+        warns: it cannot be set from outside the script, so the recorder only watches and warns.
     """
 
     name: str
@@ -40,12 +40,8 @@ class Setting:
     warns: bool = False
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _positive(value: Any) -> bool:
-    return _number(value) and value > 0
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
 
 
 def _switch(value: Any) -> bool:
@@ -144,9 +140,9 @@ class Change:
     Attributes:
         setting: a key of :data:`SETTINGS`.
         to: the new value.
-        before: the old one, as the diagnosed run had it; None where the log does not say.
-        root: of a module's setting: class + ``#n``; "" means any.
-        module: FQN below the root; "" for the root itself, which must be named then, and for settings of no module.
+        before: the old value, in the diagnosed run; None if its log does not have it.
+        root: for a module's setting, the root's class + ``#n``; "" means any root.
+        module: FQN below the root; "" for settings of no module, and for the root itself, which ``root`` then names.
     """
 
     setting: str
@@ -157,26 +153,27 @@ class Change:
 
     @property
     def where(self) -> str:
-        """What it is set on, for messages."""
+        """The module, or the first word of the setting (``scaler``, ``optimizer``), for messages."""
         return f"`{self.module or self.root}`" if self.of_module else self.setting.partition(".")[0]
 
     @property
     def of_module(self) -> bool:
-        """Whether it is set on one module."""
+        """Whether the change is of one module (or root)."""
         return bool(self.module or self.root)
 
     def as_dict(self) -> dict[str, Any]:
-        """As files and events have it; absent values are left out."""
+        """The change as files and events hold it; absent values are left out."""
         place = {"root": self.root, "module": self.module} if self.of_module else {}
         before = {} if self.before is None else {"from": self.before}
         return {"setting": self.setting, **place, **before, "to": self.to}
 
     @classmethod
     def of(cls, raw: Any, origin: str) -> Change:
-        """The inverse of :meth:`as_dict`.
+        """Parse and check a change; the inverse of :meth:`as_dict`.
 
         Args:
-            origin: where it was written, for messages.
+            raw: the value read from a file.
+            origin: the place in that file, for messages.
 
         Raises:
             UsageError: an unknown setting or key, or a value the setting cannot take.

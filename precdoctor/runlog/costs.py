@@ -1,4 +1,6 @@
-"""Upper bounds of what parts of a log take in memory as objects of Python, in bytes; measured on a million rows."""
+"""Upper bounds, in bytes, of the memory that a log takes as Python objects; the constants were measured on a million
+rows.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +13,25 @@ import pyarrow.compute as pc
 
 from precdoctor.runlog.caps import JSON_COSTS, json_cost
 
-#: A row of these tables, its text and lists left out, with what the rules make of it.
+#: Bytes per row, text and lists not counted, what rules derive from the row included.
 _ROW_COSTS: Final = {"steps": 1800, "events": 2100, "ops": 200}
-#: A learning rate of a parameter group.
-_RATE_COST: Final = 64
-#: A tensor, however many rows it has.
+#: Bytes per learning rate in ``lrs``.
+_LEARNING_RATE_COST: Final = 64
+#: Bytes per tensor, however many rows it has.
 TENSOR_COST: Final = 4500
 
 
 def document_cost(document: dict[str, Any]) -> int:
-    """Of a JSON document that was read."""
+    """Bytes that a parsed JSON document takes."""
     return json_cost(json.dumps(document).encode())
 
 
 def shared_model_cost(facts: dict[str, Any], models: dict[str, Any]) -> int:
-    """Of the facts of a process. The tree of modules is kept once for all processes that have the same.
+    """Bytes that the facts of a process add. Processes with equal module trees share one tree, counted once.
 
     Args:
-        facts: rank.json; its ``roots`` are replaced by those that ``models`` holds.
-        models: the trees of modules so far by checksum, and by ``""`` the one met last.
+        facts: content of rank.json; its ``roots`` are replaced by the equal tree in ``models``.
+        models: the module trees so far, by checksum; the key ``""`` has the latest. Updated.
     """
     roots = facts.get("roots")
     if not roots:
@@ -45,13 +47,13 @@ def shared_model_cost(facts: dict[str, Any], models: dict[str, Any]) -> int:
 
 
 def rows_cost(table: str, batch: pa.RecordBatch) -> int:
-    """Of the rows of a batch of ``steps``, ``events`` or ``ops``; 0 for ``tensors``."""
+    """Bytes that the rows of a batch of ``steps``, ``events`` or ``ops`` take; 0 for ``tensors``."""
     cost = _ROW_COSTS.get(table, 0) * batch.num_rows
     if not cost:
         return 0
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if name == "lrs":
-            cost += _RATE_COST * len(column.flatten())
+            cost += _LEARNING_RATE_COST * len(column.flatten())
         elif pa.types.is_string(column.type):
             cost += 2 * column.nbytes
         if name == "data":

@@ -1,7 +1,7 @@
-"""What run.json, rank.json and end.json may hold, checked once as they are read.
+"""The shapes of run.json, rank.json and end.json, and the check of a document against its shape as it is read.
 
-A key may be absent or null, and keys that are not listed here are passed over; a value of another type than precdoctor
-writes makes the document damaged. Readers may therefore index what is here without looking at types again.
+A key may be absent or null, and unknown keys are ignored; a value of a type that precdoctor does not write makes the
+document damaged. Code that reads a checked document need not check types again.
 """
 
 from __future__ import annotations
@@ -11,28 +11,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-#: Integers of a document fit 64 bits; Python's JSON takes any.
+#: Integers stay below this magnitude; Python's JSON parser accepts any size.
 _MAX_INT: Final = 1 << 64
-#: Nesting of values that are free (settings of an optimizer, flags).
+#: Deepest nesting of ``free`` values (settings of an optimizer, flags).
 _MAX_DEPTH: Final = 8
-#: Characters of a string; an argument of a command has at most 128 KiB.
+#: Most characters of a string; an argument of a command has at most 128 KiB.
 _MAX_TEXT: Final = 1 << 20
 _SPELLED: Final = frozenset(("NaN", "Infinity", "-Infinity"))
 
 
 @dataclass(frozen=True)
 class Each:
-    """A list of values of one shape, or with ``keyed`` an object with such values."""
+    """The shape of a list, or with ``keyed`` of an object, whose values all have one shape."""
 
     shape: Shape
     keyed: bool = False
+    #: Most entries; None: any number.
     longest: int | None = None
     #: Whether entries of a list may be null.
     nulls: bool = False
 
 
 #: ``text``, ``flag``, ``integer``, ``number`` (or "NaN" ...), ``free`` (anything shallow), a list, or an object by key.
-#: A ``!`` behind a key: it must be there.
+#: A ``!`` after a key marks it as required.
 Shape: TypeAlias = "str | Each | Mapping[str, Shape]"
 
 _MODULE: Final[Shape] = {"name!": "text", "class": "text"}
@@ -125,15 +126,15 @@ END: Final[Shape] = {
 
 
 def check(value: object, shape: Shape, place: str = "") -> None:
-    """Hold a document, or a part of one, against its shape.
+    """Check a document, or a part of one, against its shape.
 
     Args:
-        value: as :func:`json.loads` gives it.
-        shape: what it may be; null is taken everywhere.
-        place: where it stands, for the message: ``roots[2].name``.
+        value: as :func:`json.loads` returns it.
+        shape: the shape; None (null) always passes.
+        place: the path of the value, for the message: ``roots[2].name``.
 
     Raises:
-        ValueError: it is something else; the message names the place.
+        ValueError: the value has another shape; the message names the place.
     """
     if value is None:
         return
@@ -147,14 +148,14 @@ def check(value: object, shape: Shape, place: str = "") -> None:
     else:
         for key, inner in shape.items():
             name = key.rstrip("!")
-            found = value.get(name)
-            if found is None and name == key:
+            entry = value.get(name)
+            if entry is None and name == key:
                 continue
-            if not _is_plainly(found, inner):  # a place is named only where that is needed
+            if not _is_plainly(entry, inner):  # the path is built only if a closer check is needed
                 where = f"{place}.{name}".lstrip(".")
-                if found is None:
+                if entry is None:
                     raise ValueError(f"{where} is missing")
-                check(found, inner, where)
+                check(entry, inner, where)
 
 
 def _check_each(value: object, shape: Each, place: str) -> None:
@@ -177,7 +178,7 @@ def _check_each(value: object, shape: Each, place: str) -> None:
 
 
 def _is_plainly(value: object, shape: Shape) -> bool:
-    """Whether it is of a shape that is a word."""
+    """Return whether ``shape`` is a word (``text``, ``flag`` ...) and the value has it."""
     return isinstance(shape, str) and _PLAIN[shape](value)
 
 
@@ -215,6 +216,6 @@ _WORDS: Final = {
 
 
 def _words(value: object) -> str:
-    """The type of a JSON value, in JSON's words."""
+    """The name of a value's type in JSON's terms, with an article."""
     kinds = {str: "a string", bool: "true or false", int: "an integer", float: "a number", list: "a list"}
     return kinds.get(type(value), "an object")

@@ -1,4 +1,4 @@
-"""The run directory: the names of its files. Reads without pyarrow, for those who only look for one.
+"""The names of the files in a run directory. Does not import pyarrow, so that looking for a run stays cheap.
 
 Layout (one directory per process that trained; ``NNNNN`` is the global rank)::
 
@@ -19,12 +19,12 @@ from typing import Final
 
 from precdoctor._attach_file import ATTACH_FILE as ATTACH_FILE  # noqa: PLC0414 - said to be public here
 
-#: Raised whenever the meaning of a column changes. Readers take older, refuse newer.
+#: Incremented whenever the meaning of a column changes. Readers accept older logs and refuse newer ones.
 SCHEMA_VERSION: Final = 1
 
 RUN_FILE: Final = "run.json"
 RANK_FILE: Final = "rank.json"
-#: Written while the run goes on, by whoever wants it stopped: ``{"message": ...}``.
+#: Request to stop a running run, from any process: ``{"message": ...}``.
 HALT_FILE: Final = "halt.json"
 PARTS_FILE: Final = "parts.jsonl"
 END_FILE: Final = "end.json"
@@ -34,5 +34,5 @@ AUTOPSY_DIR = "autopsy"
 RANK_DIR: Final = re.compile(r"rank-(\d{5})(?:\.(\d{1,4}))?")
 SEALED_PART: Final = re.compile(r"(tensors|steps|events|ops)-(\d{6})\.parquet")
 OPEN_PART: Final = re.compile(r"(tensors|steps|events|ops)-(\d{6})\.arrows\.open")
-#: Being written; what a dead writer leaves of it is nobody's.
+#: A file that is being written; :func:`~precdoctor.runlog.sealing.seal` removes those that a dead writer left.
 TEMPORARY: Final = re.compile(r"\..+\.tmp")

@@ -1,4 +1,4 @@
-"""What a caller asks of a table: columns by name, rows by filter; checked before any data is read."""
+"""Queries on a table: columns by name, rows by filter, checked against the schema before any data is read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from precdoctor.runlog.stream import stored_type
 #: expression.
 Filters: TypeAlias = Sequence[tuple[str, str, Any]] | Sequence[Sequence[tuple[str, str, Any]]] | pc.Expression
 
-#: Which process of its rank wrote the row, from 0; not stored, taken from the directory's name.
+#: Number of the process among those of its rank, from 0; not stored, but taken from the directory's name.
 ATTEMPT: Final = pa.field("attempt", pa.int32(), nullable=False)
 
 _OPERATORS: Final[dict[str, Callable[[pa.Array, Any], pa.Array]]] = {
@@ -33,13 +33,13 @@ _OPERATORS: Final[dict[str, Callable[[pa.Array, Any], pa.Array]]] = {
     "in": lambda column, values: pc.is_in(column, value_set=values),
     "not in": lambda column, values: pc.invert(pc.is_in(column, value_set=values)),
 }
-#: What must hold of a row: (column, operator, value); the values of "in" are an Arrow array.
+#: A condition on a row: (column, operator, value); the value of "in" is an Arrow array.
 _Term: TypeAlias = tuple[str, str, Any]
 
 
 @cache
 def table_schema(table: str) -> pa.Schema:
-    """The columns a reader gives for ``table``: those of the schema, then ``attempt``.
+    """The columns that a reader returns for ``table``: those of the schema, then ``attempt``.
 
     Raises:
         UsageError: there is no such table.
@@ -51,48 +51,48 @@ def table_schema(table: str) -> pa.Schema:
 
 @dataclass(frozen=True)
 class Query:
-    """Columns in the order asked for, and which rows; made by :func:`query`."""
+    """A checked request for columns, in this order, and rows of a table; made by :func:`query`."""
 
     table: str
     columns: tuple[str, ...]
-    #: Any of some conjunctions, or an expression; None: every row.
+    #: Alternatives, each a conjunction of terms, or an expression; None: every row.
     predicate: tuple[tuple[_Term, ...], ...] | pc.Expression | None
-    #: Columns the predicate looks at.
-    looks_at: frozenset[str]
-    #: Conjunctions of (operator, value) on ``step``, one per alternative; empty: nothing known.
+    #: Columns that the predicate reads.
+    predicate_columns: frozenset[str]
+    #: For each alternative its terms on ``step``, as (operator, value); empty: the predicate is an expression or None.
     steps: tuple[tuple[tuple[str, Any], ...], ...]
-    #: The values of ``rank`` and ``attempt`` that every alternative asks for; None: nothing known.
+    #: The one ``rank`` and ``attempt`` that every alternative requires; None: no such value.
     rank: int | None = None
     attempt: int | None = None
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """Of the batches that answer it."""
+        """Schema of the batches that :meth:`select` returns."""
         full = table_schema(self.table)
         return pa.schema([full.field(name) for name in self.columns])
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
-        """Columns to read: those asked for, those the predicate looks at, and the ones every part is checked by."""
-        names = {*self.columns, *self.looks_at, "step", "rank"} - {ATTEMPT.name}
+        """Columns to read: ``columns``, those of the predicate, and ``step`` and ``rank``, which every check needs."""
+        names = {*self.columns, *self.predicate_columns, "step", "rank"} - {ATTEMPT.name}
         return tuple(name for name in _names(self.table) if name in names)
 
     def may_match(self, first: int, last: int) -> bool:
-        """Whether rows with steps in [first, last] can satisfy the predicate; False only when none can."""
-        return not self.steps or any(all(_reaches(op, v, first, last) for op, v in terms) for terms in self.steps)
+        """Return False if no row with a step in [first, last] can satisfy the predicate; True if one might."""
+        return not self.steps or any(all(_may_satisfy(op, v, first, last) for op, v in terms) for terms in self.steps)
 
     def select(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows and columns asked for, of a batch that holds ``needed`` and ``attempt``."""
+        """The rows and columns of the query, from a batch with the columns ``needed`` and ``attempt``."""
         if isinstance(self.predicate, pc.Expression):
-            found = pa.Table.from_batches([batch]).filter(self.predicate).combine_chunks().to_batches()
-            batch = found[0] if found else batch.slice(0, 0)
+            batches = pa.Table.from_batches([batch]).filter(self.predicate).combine_chunks().to_batches()
+            batch = batches[0] if batches else batch.slice(0, 0)
         elif self.predicate is not None:
             batch = batch.filter(_matches(batch, self.predicate))
         return pa.RecordBatch.from_arrays([batch.column(name) for name in self.columns], schema=self.schema)
 
 
 def query(table: str, columns: Sequence[str] | None = None, filters: Filters | None = None) -> Query:
-    """Check a request against the schema.
+    """Make a query, checked against the schema; None means all columns, or all rows.
 
     Raises:
         UsageError: an unknown table, column or operator, or a value that cannot be compared with its column.
@@ -109,8 +109,8 @@ def query(table: str, columns: Sequence[str] | None = None, filters: Filters | N
         if isinstance(filters, pc.Expression):
             empty = schema.empty_table()
             empty.filter(filters)
-            looks_at = frozenset(name for name in schema.names if _refers_to(filters, empty, name))
-            return Query(table, names, filters, looks_at, ())
+            predicate_columns = frozenset(name for name in schema.names if _refers_to(filters, empty, name))
+            return Query(table, names, filters, predicate_columns, ())
         alternatives = _compile(table, filters)
         _matches(_no_rows(table), alternatives)
     except (pa.ArrowException, TypeError, OverflowError) as error:
@@ -124,13 +124,13 @@ def query(table: str, columns: Sequence[str] | None = None, filters: Filters | N
             tuple((op, v.to_pylist() if isinstance(v, pa.Array) else v) for name, op, v in terms if name == "step")
             for terms in alternatives
         ),
-        _only(alternatives, "rank"),
-        _only(alternatives, "attempt"),
+        _common_value(alternatives, "rank"),
+        _common_value(alternatives, "attempt"),
     )
 
 
-def _only(alternatives: Sequence[Sequence[_Term]], column: str) -> int | None:
-    """The one value of a column that any of the alternatives lets through."""
+def _common_value(alternatives: Sequence[Sequence[_Term]], column: str) -> int | None:
+    """The one value that all alternatives require of an integer column; None if there is no such value."""
     asked = {
         next((v for name, op, v in terms if name == column and op in {"=", "=="} and type(v) is int), None)
         for terms in alternatives
@@ -158,25 +158,29 @@ def _term(table: str, term: Any) -> _Term:
 
 
 def _matches(batch: pa.RecordBatch, alternatives: Iterable[Iterable[_Term]]) -> pa.Array:
-    """Which rows satisfy all terms of any alternative: true, false or null.
+    """For each row whether it satisfies all terms of any alternative: true, false or null.
 
-    As an expression would say it, and without the thread pool and the plan that Arrow makes to evaluate one.
+    Gives the result of the equivalent expression, without the thread pool and the plan that Arrow makes for one.
     """
     every = pa.repeat(pa.scalar(True), batch.num_rows)
-    found = [
-        reduce(pc.and_kleene, (_holds(batch.column(name), operator, value) for name, operator, value in terms), every)
+    matches = [
+        reduce(
+            pc.and_kleene,
+            (_term_matches(batch.column(name), operator, value) for name, operator, value in terms),
+            every,
+        )
         for terms in alternatives
     ]
-    return reduce(pc.or_kleene, found)
+    return reduce(pc.or_kleene, matches)
 
 
-def _holds(column: pa.Array, operator: str, value: Any) -> pa.Array:
+def _term_matches(column: pa.Array, operator: str, value: Any) -> pa.Array:
     holds = _OPERATORS[operator]
     if not pa.types.is_dictionary(column.type):
         return holds(column, value)
-    if column.null_count:  # "not in" holds of a null too
+    if column.null_count:  # the shortcut below keeps a null null, but "not in" is true of a null
         return holds(column.dictionary_decode(), value)
-    return pc.take(holds(column.dictionary, value), column.indices)  # a name is compared once, not once a row
+    return pc.take(holds(column.dictionary, value), column.indices)  # compares each name once, not once per row
 
 
 @cache
@@ -185,7 +189,7 @@ def _no_rows(table: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
-def _reaches(operator: str, value: Any, first: int, last: int) -> bool:
+def _may_satisfy(operator: str, value: Any, first: int, last: int) -> bool:
     if operator in {"=", "=="}:
         return bool(first <= value <= last)
     if operator == "in":
@@ -198,7 +202,7 @@ def _reaches(operator: str, value: Any, first: int, last: int) -> bool:
 
 
 def _refers_to(predicate: pc.Expression, empty: pa.Table, name: str) -> bool:
-    """Arrow does not tell what an expression refers to; it does complain when that is missing."""
+    """Return whether an expression refers to column ``name``: Arrow raises an error when it evaluates it without."""
     try:
         empty.drop_columns([name]).filter(predicate)
     except pa.ArrowInvalid:
@@ -214,7 +218,7 @@ def _check_column(table: str, name: object) -> None:
 
 @cache
 def _names(table: str) -> tuple[str, ...]:
-    """Of its columns; a schema makes the list anew each time it is asked."""
+    """Names of the table's columns; cached because ``schema.names`` builds a new list at each access."""
     return tuple(table_schema(table).names)
 
 

@@ -1,4 +1,4 @@
-"""Reads a run while it grows: every row once, in the order in which it was written."""
+"""Reads a run while it grows: each row once, in the order of writing within its process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ _Part = tuple[str, str, int]
 
 
 class Follower:
-    """Where a reader stands in a run that somebody else writes.
+    """The position of a reader in a run that other processes write.
 
-    A part keeps its number and its order of rows when its stream is sealed, so a count of rows per part says what has
-    been read. What was read is not read again: a sealed part that is used up is not opened, nor is a stream whose size
-    has not changed.
+    A part keeps its number and the order of its rows when its stream is sealed, so the position is a count of rows per
+    part. A sealed part that was read to its end is not opened again, nor is a stream whose size has not changed.
 
     Args:
         path: the run directory.
@@ -29,9 +28,9 @@ class Follower:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._taken: dict[_Part, int] = {}
-        self._sizes: dict[_Part, int] = {}
-        self._done: set[_Part] = set()
+        self._rows_read: dict[_Part, int] = {}
+        self._stream_sizes: dict[_Part, int] = {}
+        self._finished: set[_Part] = set()
         self._cache = PartCache()
 
     def new(self, table: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -39,18 +38,18 @@ class Follower:
 
         Raises:
             UsageError: an unknown table or column.
-            RunUnreadableError: a part is damaged or cannot be read. What was given before it counts as read.
+            RunUnreadableError: a part is damaged or cannot be read. Rows returned before the error count as read.
         """
         asked = query(table, columns)
         for rank in self._ranks():
             with readable(rank.path.name):
-                found = survey(rank.path)
-            for part in found.files:
+                content = survey(rank.path)
+            for part in content.files:
                 if part.table == table:
-                    yield from self._rest_of(part, found, asked, rank)
+                    yield from self._unread_rows(part, content, asked, rank)
 
-    def pass_over(self, table: str, keep: int = 1) -> None:
-        """Take all parts of ``table`` but the newest ``keep`` of every process as read: what is long past.
+    def skip_old(self, table: str, keep: int = 1) -> None:
+        """Skip old rows: mark all parts of ``table`` as read, except the newest ``keep`` parts of each process.
 
         Raises:
             RunUnreadableError: a directory cannot be read.
@@ -58,41 +57,43 @@ class Follower:
         for rank in self._ranks():
             with readable(rank.path.name):
                 parts = [part for part in survey(rank.path).files if part.table == table]
-            self._done.update(_key(part) for part in parts[: max(0, len(parts) - keep)])
+            self._finished.update(_key(part) for part in parts[: max(0, len(parts) - keep)])
 
     def _ranks(self) -> list[RankDirectory]:
         with readable(str(self.path)):
             return rank_directories(self.path)
 
-    def _rest_of(self, part: PartFile, found: Survey, asked: Query, rank: RankDirectory) -> Iterator[pa.RecordBatch]:
+    def _unread_rows(
+        self, part: PartFile, found: Survey, asked: Query, rank: RankDirectory
+    ) -> Iterator[pa.RecordBatch]:
         key, listed = _key(part), found.listed
-        if key in self._done:
+        if key in self._finished:
             return
         if not part.sealed:
             try:
                 size = part.path.lstat().st_size
-                if self._sizes.get(key) == size:
+                if self._stream_sizes.get(key) == size:
                     return
-                yield from self._unread(key, read_open(part, asked, rank))
-                self._sizes[key] = size
+                yield from self._count_read(key, read_open(part, asked, rank))
+                self._stream_sizes[key] = size
                 return
-            except FileNotFoundError:  # sealed since
+            except FileNotFoundError:  # sealed since the survey
                 with readable(rank.path.name):
                     listed = read_manifest(rank.path)
         sealed = part.as_sealed()
         line = listed.get(sealed.path.name)
-        if line is None or line.rows > self._taken.get(key, 0):
-            yield from self._unread(key, read_sealed(sealed, line, asked, rank, self._cache))
-        self._done.add(key)
+        if line is None or line.rows > self._rows_read.get(key, 0):
+            yield from self._count_read(key, read_sealed(sealed, line, asked, rank, self._cache))
+        self._finished.add(key)
 
-    def _unread(self, key: _Part, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows behind those taken already."""
-        before, at = self._taken.get(key, 0), 0
+    def _count_read(self, key: _Part, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows of a part that come after those already returned; advances the count."""
+        before, at = self._rows_read.get(key, 0), 0
         for batch in batches:
             rest = batch.slice(max(0, before - at))
             at += batch.num_rows
             if rest.num_rows:
-                self._taken[key] = at
+                self._rows_read[key] = at
                 yield rest
 
 

@@ -1,4 +1,4 @@
-"""A request to stop a run that is being recorded: a file in its directory, which every rank on any machine can see."""
+"""Requests to stop a running run: a file in the run directory, visible to every rank on every machine."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 from precdoctor.runlog.files import HALT_FILE
 
-#: A message longer than this is not one of ours.
+#: Bytes to read at most; a longer file is not from :func:`request_halt`.
 _MAX_BYTES = 1 << 16
 
 
 def request_halt(run: Path, message: str) -> None:
-    """Ask the processes of a run to stop at their next optimizer step; the first request stands.
+    """Ask the processes of a run to stop at their next optimizer step. If a request exists already, it is kept.
 
     Raises:
         OSError: the run directory is gone, full or read-only.
@@ -26,7 +26,7 @@ def request_halt(run: Path, message: str) -> None:
 
 
 def halt_requested(run: Path) -> str | None:
-    """The message of a request; None when there is none, or none that can be read."""
+    """The message of the request; None if there is no readable request."""
     try:
         with (run / HALT_FILE).open("rb") as file:
             request = json.loads(file.read(_MAX_BYTES))

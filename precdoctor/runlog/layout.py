@@ -1,7 +1,7 @@
-"""The run directory on disk: creating it, finding it, and opening its files without trusting them.
+"""Creates and finds run directories, and reads their JSON files without trusting them.
 
-Every path is built from a fixed name or matches a fixed pattern; none is ever taken from data. Links are not followed
-below the run directory.
+Every path is built from a fixed name or matches a fixed pattern; no path is ever taken from the content of a file.
+Links below the run directory are not followed.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class RankDirectory:
 def create_run(path: Path, info: Mapping[str, Any], *, force: bool = False, shared: bool = False) -> None:
     """Make the run directory and write its ``run.json``: ``info`` plus ``schema_version`` and ``tool``.
 
-    An existing empty directory is taken. With ``force`` an existing *run directory* is removed first: one that holds a
-    run.json of precdoctor and nothing foreign, is no link, and is not being recorded at this moment. A new directory is
-    the user's alone (0700), because a log holds paths, source lines and arguments; ``shared`` gives it the mode that
-    the umask leaves.
+    An existing empty directory is used as it is. With ``force`` an existing *run directory* is removed first: one that
+    holds a run.json of precdoctor and nothing foreign, is no link, and is not being recorded at this moment. A new
+    directory gets mode 0700, because a log holds paths, source lines and arguments; with ``shared`` it gets the mode
+    that the umask allows.
 
     Raises:
-        RunExistsError: the path is taken, and ``force`` was not given or does not cover what is there.
+        RunExistsError: the path exists, and ``force`` was not given or does not permit its removal.
         UsageError: the directory cannot be made or written.
     """
     path = Path(path)
@@ -80,7 +80,7 @@ def create_run(path: Path, info: Mapping[str, Any], *, force: bool = False, shar
         path.mkdir(mode=0o777 if shared else 0o700, parents=True, exist_ok=True)
         if not (content.get("options") or {}).get("redact_names"):
             content["place"] = _place(path)
-        # O_EXCL: of two launches that found the same empty directory, one wins.
+        # Mode "x" (O_EXCL): of two launches that found the same empty directory, only one gets it.
         with (path / RUN_FILE).open("xb") as file:
             file.write(dump_json(content))
             file.flush()
@@ -91,10 +91,10 @@ def create_run(path: Path, info: Mapping[str, Any], *, force: bool = False, shar
         raise UsageError(f"cannot create the run directory {path}: {error.strerror or error}") from error
 
 
-def made_here(run: Path, info: Mapping[str, Any]) -> bool:
-    """Whether this user launched the run on this host, and its directory is still the one that was made then.
+def launched_here(run: Path, info: Mapping[str, Any]) -> bool:
+    """Return whether this user launched the run on this host, in this very directory.
 
-    A copy, or an archive unpacked by the user, has another inode number; its run.json may come from anybody.
+    False for a copy or an unpacked archive: its inode number differs, and its run.json may come from anybody.
     """
     try:
         return info.get("place") == _place(run)
@@ -103,15 +103,15 @@ def made_here(run: Path, info: Mapping[str, Any]) -> bool:
 
 
 def _place(run: Path) -> dict[str, Any]:
-    made = run.stat()
-    return {"host": platform.node(), "user": os.geteuid(), "inode": made.st_ino, "device": made.st_dev}
+    status = run.stat()
+    return {"host": platform.node(), "user": os.geteuid(), "inode": status.st_ino, "device": status.st_dev}
 
 
 def add_run_facts(run: Path, facts: Mapping[str, Any]) -> None:
-    """Add to run.json what is known only later; its time stays that of the launch, by which runs are ordered.
+    """Add ``facts`` to run.json. Its modification time stays that of the launch, because runs are ordered by it.
 
     Raises:
-        CorruptRunError: it is damaged.
+        CorruptRunError: run.json is damaged.
         OSError: the directory is gone, full or read-only.
     """
     file = run / RUN_FILE
@@ -121,7 +121,11 @@ def add_run_facts(run: Path, facts: Mapping[str, Any]) -> None:
 
 
 def _make_room(path: Path, *, force: bool) -> None:
-    """Leave ``path`` absent or an empty directory, or refuse."""
+    """Remove the run directory at ``path`` if ``force`` permits it; an empty directory stays.
+
+    Raises:
+        RunExistsError: ``path`` is not a directory, is being recorded, or holds anything that must not be removed.
+    """
     from precdoctor.runlog.lock import is_locked
 
     if path.is_symlink() or not path.is_dir():
@@ -152,7 +156,7 @@ def _is_ours(run_file: Path) -> bool:
 
 
 def create_rank_directory(run: Path, rank: int) -> Path:
-    """Make this process's own directory: ``rank-00003``, or ``rank-00003.1`` when another process of rank 3 was here.
+    """Make this process's own directory: ``rank-00003``, or ``rank-00003.1`` if an earlier process had rank 3.
 
     Raises:
         OSError: the run directory is gone, full or read-only.
@@ -171,40 +175,41 @@ def create_rank_directory(run: Path, rank: int) -> Path:
 
 
 def rank_directories(run: Path) -> list[RankDirectory]:
-    """Every rank directory of a run, by rank and attempt; anything that is not a real directory is passed over.
+    """Every rank directory of a run, ordered by rank and attempt. Links and files are ignored.
 
     Raises:
-        CorruptRunError: more of them than any run has.
+        CorruptRunError: there are more than ``MAX_RANK_DIRECTORIES``.
         OSError: the run directory cannot be listed.
     """
-    found = []
+    directories = []
     with os.scandir(run) as entries:
         for entry in entries:
             match = RANK_DIR.fullmatch(entry.name)
             if match and entry.is_dir(follow_symlinks=False):
-                found.append(RankDirectory(int(match[1]), int(match[2] or 0), Path(entry.path)))
-    if len(found) > MAX_RANK_DIRECTORIES:
-        raise CorruptRunError(f"{run} holds {len(found)} rank directories; no run has that many")
-    return sorted(found, key=lambda d: (d.rank, d.attempt, d.path.name))
+                directories.append(RankDirectory(int(match[1]), int(match[2] or 0), Path(entry.path)))
+    if len(directories) > MAX_RANK_DIRECTORIES:
+        raise CorruptRunError(f"{run} holds {len(directories)} rank directories; no run has that many")
+    return sorted(directories, key=lambda d: (d.rank, d.attempt, d.path.name))
 
 
 def files_matching(directory: Path, pattern: re.Pattern[str]) -> Iterator[tuple[re.Match[str], Path]]:
-    """The regular files of a directory whose whole name matches, in the order of their names.
+    """The regular files of a directory whose whole name matches ``pattern``, in the order of their names.
 
     Raises:
         OSError: the directory cannot be listed.
     """
     with os.scandir(directory) as entries:
-        found = [
+        matches = [
             (match, Path(entry.path))
             for entry in entries
             if (match := pattern.fullmatch(entry.name)) and entry.is_file(follow_symlinks=False)
         ]
-    return iter(sorted(found, key=lambda pair: pair[1].name))
+    return iter(sorted(matches, key=lambda pair: pair[1].name))
 
 
 def left_open(rank: RankDirectory) -> bool:
-    """Whether a process's directory has something for :func:`precdoctor.runlog.sealing.seal` to do.
+    """Return whether the directory holds open streams or temporary files, which
+    :func:`precdoctor.runlog.sealing.seal` would seal or remove.
 
     Raises:
         OSError: the directory cannot be listed.
@@ -216,7 +221,7 @@ def newest_run(base: Path = DEFAULT_BASE) -> Path:
     """The run directory below ``base`` that was launched last.
 
     Raises:
-        RunNotFoundError: there is none.
+        RunNotFoundError: ``base`` holds no run directory.
     """
     runs = _runs_in(Path(base))
     if not runs:
@@ -228,10 +233,10 @@ def read_run_info(run: Path) -> dict[str, Any]:
     """The content of ``run.json``, after checking that this is a run directory that this version can read.
 
     Raises:
-        RunNotFoundError: not there, not a directory, or not a run directory.
-        NewerSchemaError: written by a newer precdoctor.
+        RunNotFoundError: ``run`` does not exist, is not a directory, or is not a run directory.
+        NewerSchemaError: a newer precdoctor wrote it.
         CorruptRunError: run.json is damaged.
-        RunUnreadableError: the operating system refuses to read it.
+        RunUnreadableError: the operating system refuses to read run.json.
     """
     if not run.exists():
         raise RunNotFoundError(f"there is no run directory {run}; {_run_meant(run) or _RECORD_HINT}")
@@ -258,7 +263,7 @@ def read_run_info(run: Path) -> dict[str, Any]:
 
 
 def _run_meant(run: Path) -> str:
-    """``did you mean runs/a?``: a run of nearly this name beside it or where runs are put by default; "" for none."""
+    """The hint ``did you mean runs/a?`` if a run beside ``run`` or in ``DEFAULT_BASE`` has a similar name; else ""."""
     for base in dict.fromkeys((run.parent, DEFAULT_BASE)):
         name = likely(run.name, [child.name for *_, child in _runs_in(base)])
         if name is not None:
@@ -267,7 +272,7 @@ def _run_meant(run: Path) -> str:
 
 
 def _runs_in(base: Path) -> list[tuple[int, str, Path]]:
-    """The run directories in ``base`` with the time of their launch and their name; none where it cannot be read."""
+    """``(time of launch in ns, name, path)`` of every run directory in ``base``; empty if ``base`` cannot be read."""
     try:
         return [
             ((child / RUN_FILE).lstat().st_mtime_ns, child.name, child)
@@ -286,39 +291,40 @@ def _is_regular(path: Path) -> bool:
 
 
 def read_regular(path: Path, limit: int) -> bytes:
-    """The bytes of one regular file: no link, no pipe, no device, and no more than ``limit`` bytes.
+    """The content of one regular file of at most ``limit`` bytes.
 
     Raises:
-        CorruptRunError: it is something else, or larger.
+        CorruptRunError: it is a link, a pipe, a device or a directory, or is larger than ``limit``.
         OSError: it is absent or cannot be read.
     """
     if not _is_regular(path):
-        path.lstat()  # absent: says so
+        path.lstat()  # raises FileNotFoundError if the path is absent
         raise CorruptRunError(f"{path} is not a regular file; nothing precdoctor writes is a link or a device")
-    # Between the check and here it may have been exchanged: O_NOFOLLOW and O_NONBLOCK keep that harmless.
+    # The file may have been replaced since the check. O_NOFOLLOW refuses a link, O_NONBLOCK does not hang on a pipe.
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
             raise CorruptRunError(f"{path} has {size} bytes; precdoctor writes at most {limit} into such a file")
-        return file.read(size)  # a larger number would have Python make room for as many bytes
+        return file.read(size)  # not read(limit): Python would allocate that many bytes
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """One JSON object from a regular file of at most ``MAX_JSON_BYTES``.
 
     Raises:
-        CorruptRunError: it is not JSON, not an object, too large or too deep.
-        OSError: it is absent or cannot be read.
+        CorruptRunError: the file is not regular, too large, not JSON, not an object, or nested too deeply.
+        RunTooLargeError: its values may take more memory than the cap.
+        OSError: the file is absent or cannot be read.
     """
     return parse_json(read_regular(path, MAX_JSON_BYTES), path)
 
 
 def read_json_if_there(path: Path, shape: Shape) -> dict[str, Any] | None:
-    """As :func:`read_json`, of a document of the given shape; None when there is no such file.
+    """As :func:`read_json`, and check the document against ``shape``; None if the file does not exist.
 
     Raises:
-        CorruptRunError: also when its values are of other types than precdoctor writes.
+        CorruptRunError: as :func:`read_json`, or the document does not have this shape.
     """
     try:
         content = read_json(path)
@@ -336,11 +342,11 @@ def _check_shape(content: object, shape: Shape, path: Path) -> None:
 
 
 def parse_json(text: bytes, where: Path) -> dict[str, Any]:
-    """One JSON object; ``where`` is named in the error.
+    """Parse one JSON object; errors name the file ``where``.
 
     Raises:
-        CorruptRunError: it is not JSON, not an object, or too deep.
-        RunTooLargeError: it unfolds to more than the cap.
+        CorruptRunError: ``text`` is not JSON, not an object, or nested too deeply.
+        RunTooLargeError: its values may take more memory than the cap.
     """
     Budget(where).keep("document", json_cost(text))
     try:

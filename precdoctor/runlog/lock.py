@@ -1,9 +1,9 @@
-"""Who is alive: the writer of a rank directory holds an advisory lock on the directory itself.
+"""Detects whether the writer of a rank directory is alive, by the advisory lock that it holds on the directory.
 
 The kernel drops the lock when the process ends, however it ends, so a free lock means that nobody writes there any
-more. A child made by ``fork`` lets go of its copy at once (see :class:`DirectoryLock`), so a data loader that outlives
-its rank does not pass for it. File systems without ``flock`` have no lock to ask about: there nobody counts as alive,
-and a part that is sealed under a living writer is sealed again, completely, by that writer.
+more. A child made by ``fork`` closes its copy at once, so a data loader that outlives its rank does not hold the lock.
+On file systems without ``flock`` no writer counts as alive. A part that is then sealed under a living writer is sealed
+again, completely, by that writer.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _held: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
 
 
 def above_streams(handle: int) -> int:
-    """The same open file at a descriptor from 3 on; ``handle`` is closed if it is another.
+    """Return a descriptor above 2 for the open file ``handle``, which is closed if it is a lower one.
 
-    A training whose stdout was closed (``>&-``) may print to descriptor 1 nevertheless, whatever file that is by then.
+    A training whose stdout was closed (``>&-``) may still print to descriptor 1, and would then write into our file.
     """
     if handle > 2:
         return handle
@@ -52,21 +52,26 @@ class DirectoryLock:
         _held.add(self)
 
     def release(self) -> None:
-        """Let go; may be called twice."""
+        """Release the lock; may be called twice."""
         if self._handle is not None:
             with contextlib.suppress(OSError):
                 fcntl.flock(self._handle, fcntl.LOCK_UN)
         self.forget()
 
     def forget(self) -> None:
-        """Close this process's handle; the lock stays with whoever else has one."""
+        """Close this process's handle without unlocking; a forked process with a copy of it keeps the lock."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
 
 
 def _lock(handle: int) -> None:
-    """Exclusive; tries again for a moment, because somebody who only asks holds the lock for some microseconds."""
+    """Take the exclusive lock. Retries for 20 ms, because :func:`is_locked` holds a lock for some microseconds.
+
+    Raises:
+        BlockingIOError: another process holds it.
+        OSError: the file system has no locks.
+    """
     for _ in range(20):
         with contextlib.suppress(BlockingIOError):
             return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -83,14 +88,14 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def is_locked(directory: Path) -> bool:
-    """Whether a living process writes into this rank directory.
+    """Return whether a living process writes into this rank directory; False on file systems without locks.
 
     Raises:
         OSError: the directory cannot be opened.
     """
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        # Shared: two readers that ask at the same time do not take each other for a writer.
+        # A shared lock: two readers that ask at the same time must not take each other for a writer.
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

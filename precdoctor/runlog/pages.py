@@ -1,10 +1,10 @@
-"""Reads the footer and the page headers of a Parquet part before Arrow sees it, to know what it would become.
+"""Checks the footer and the page headers of a Parquet part before Arrow decodes it.
 
-A file can state anything: two megabytes of zeros and run lengths can unfold into many gigabytes, and a footer that
-contradicts itself can end the whole interpreter inside Arrow. What is decoded later is governed by these structs, so
-they are what is checked: that they agree with each other, lie inside the file, stay within the limits below, and use
-only encodings that cannot grow (those precdoctor writes). They are Thrift structs in the compact protocol, defined in
-parquet.thrift of the Parquet format; fields are known here by their numbers there.
+A hostile file can claim anything: two megabytes of zeros and run lengths can unfold into many gigabytes, and a
+contradictory footer can crash the interpreter inside Arrow. These structs govern what Arrow decodes. They must agree
+with each other, lie inside the file, stay within the limits below, and use only encodings whose output is bounded
+(those precdoctor writes). They are Thrift structs in the compact protocol, defined in parquet.thrift of the Parquet
+format; the code uses the field numbers of that file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
-#: Largest page when unpacked. The writer means 1 MiB, but with very long strings a page can be a whole row group.
+#: Largest page when unpacked. The writer aims at 1 MiB, but with very long strings a page can be a whole row group.
 MAX_PAGE_BYTES: Final = 64 << 20
 #: A column of one row group when unpacked; a row group is closed at 32 MiB, plus one batch.
 MAX_CHUNK_BYTES: Final = 256 << 20
@@ -33,7 +33,8 @@ _DICTIONARY_PAGE: Final = 2
 _ENCODINGS: Final = frozenset({0, 2, 3, 4, 8, 9})
 _MAX_DEPTH: Final = 12
 
-#: Fields to keep of a struct besides its numbers, each with those of the structs in it; others are passed over.
+#: Numbers of the fields to keep of a struct, each with the fields to keep of the structs inside it. Integers and
+#: booleans are always kept, other fields skipped.
 _Wanted: TypeAlias = Mapping[int, "_Wanted"]
 _NONE: Final[_Wanted] = {}
 _ELEMENT: Final[_Wanted] = {4: _NONE}
@@ -42,9 +43,10 @@ _PAGE: Final[_Wanted] = {5: _NONE, 7: _NONE}
 
 
 class Chunk(NamedTuple):
-    """A column of one row group, named as its top-level column is.
+    """A leaf column of one row group, under the name of its top-level column.
 
-    ``bounds`` are the smallest and largest value when they are stated and integers.
+    ``start`` and ``end`` are byte offsets in the file. ``bounds`` are the smallest and largest value; None unless they
+    are stated, 64-bit integers without nulls.
     """
 
     name: str
@@ -55,7 +57,7 @@ class Chunk(NamedTuple):
 
 
 class RowGroup(NamedTuple):
-    """Some rows of a part, column by column; ``values`` counts those inside lists."""
+    """A row group: its number of rows, of values in all columns (those inside lists counted), and its columns."""
 
     rows: int
     values: int
@@ -66,7 +68,7 @@ def read_footer(content: bytes) -> list[RowGroup]:
     """The row groups of a Parquet file.
 
     Raises:
-        ValueError: it is no Parquet file, its footer contradicts itself, or claims more than the limits above.
+        ValueError: ``content`` is no Parquet file, or its footer contradicts itself or claims more than the limits.
     """
     if len(content) < 12 or content[:4] != _MAGIC or content[-4:] != _MAGIC:
         raise ValueError("it is not a whole Parquet file")
@@ -89,10 +91,10 @@ def read_footer(content: bytes) -> list[RowGroup]:
 
 
 def check_pages(content: bytes, group: RowGroup, columns: Iterable[str]) -> None:
-    """Walk the pages of the named top-level columns of one row group.
+    """Check the page headers of the top-level columns ``columns`` of one row group.
 
     Raises:
-        ValueError: a page claims more than the limits above, or something precdoctor does not write.
+        ValueError: a page claims more than the limits, or uses a page type or encoding that precdoctor never writes.
     """
     names = set(columns)
     for chunk in group.chunks:
@@ -127,13 +129,13 @@ def _check_chunk(content: bytes, chunk: Chunk) -> None:
 # --- the footer ------------------------------------------------------------------------------------------------------
 
 
-#: The starts of footers up to the end of the schema, with its columns: all processes of a run write the same few.
+#: Cache of :func:`_schema`: the bytes of a footer up to the end of its schema, and the leaf columns. A run has few.
 _schemas: Final[list[tuple[bytes, list[tuple[bytes, ...]]]]] = []
 _MOST_SCHEMAS: Final = 16
 
 
 def _schema(data: bytes, at: int) -> tuple[list[tuple[bytes, ...]], int]:
-    """``(columns that hold values, end)`` of the version and the schema, with which a footer starts."""
+    """``(paths of the leaf columns, end)`` of the version and the schema, with which a footer starts."""
     for start, leaves in _schemas:
         if data.startswith(start, at):
             return leaves, at + len(start)
@@ -148,7 +150,7 @@ def _schema(data: bytes, at: int) -> tuple[list[tuple[bytes, ...]], int]:
 
 
 def _leaves(elements: list[dict[int, Any]]) -> list[tuple[bytes, ...]]:
-    """The paths of the columns that hold values, from the schema as the footer lists it: depth first, root first."""
+    """The paths of the leaf columns, from the elements of the schema, which are listed depth first, root first."""
     leaves: list[tuple[bytes, ...]] = []
     at = 1
 
@@ -204,7 +206,10 @@ def _chunk(fields: dict[int, Any], limit: int) -> Chunk:
 
 
 def _skippable() -> dict[int, re.Pattern[bytes]]:
-    """By type: lists and structs of numbers, and lists of such structs, as most of a footer are."""
+    """By Thrift type (9 list, 12 struct): a pattern for lists and structs of integers and for lists of such structs.
+
+    Most fields to skip are of this form, and one match of a pattern is faster than parsing them.
+    """
     number = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
 
     def starts(*kinds: int) -> bytes:
@@ -223,7 +228,10 @@ _SKIPPABLE: Final = _skippable()
 
 
 def _struct(data: bytes, at: int, wanted: _Wanted, depth: int = 0, number: int = 0) -> tuple[dict[int, Any], int]:
-    """``(fields by number, end)``: numbers, and what is wanted; ``number`` is that of the field before."""
+    """``(fields by number, end)`` of the struct at ``at``: its integers, its booleans and the ``wanted`` fields.
+
+    ``number`` is the number of the field before ``at``, because fields state the difference to it.
+    """
     if depth > _MAX_DEPTH:
         raise ValueError("its structures are nested too deeply")
     fields: dict[int, Any] = {}
@@ -241,7 +249,7 @@ def _struct(data: bytes, at: int, wanted: _Wanted, depth: int = 0, number: int =
             else:
                 value, at = _varint(data, at)
             fields[number] = (value >> 1) ^ -(value & 1)
-        elif kind in {1, 2}:  # a boolean field is its own type
+        elif kind in {1, 2}:  # the type of a boolean field is its value
             fields[number] = kind == 1
         elif number in wanted:
             fields[number], at = _value(data, at, kind, wanted[number], depth)
@@ -273,7 +281,7 @@ def _value(data: bytes, at: int, kind: int, wanted: _Wanted, depth: int) -> tupl
         if count == 15:
             count, at = _varint(data, at)
         items = []
-        for _ in range(count):  # ends at the latest where the data does: every item takes a byte
+        for _ in range(count):  # a huge count ends in an IndexError: every item takes at least a byte
             item, at = _value(data, at, kind, wanted, depth + 1)
             items.append(item)
         return items, at

@@ -1,6 +1,6 @@
-"""What an open run keeps of its sealed parts: checksum, footer and pages of a part are checked once.
+"""Remembers which sealed parts of an open run passed their checks, so that checksum, footer and pages are checked once.
 
-The survey of a diagnosis reads each part once; what is read later is the evidence of single steps.
+A diagnosis reads each part once for its survey, and again only for the evidence of single steps.
 """
 
 from __future__ import annotations
@@ -14,56 +14,56 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from precdoctor.runlog.sealing import Part
 
-#: A directory that changed less than this before it was listed (ns) may change again without getting a newer time: file
-#: systems keep times as coarsely as this.
+#: File systems keep times as coarsely as this (ns). A directory that changed more recently before it was listed may
+#: change again without a newer time, so its listing is not cached.
 _SETTLED_NS: Final = 2_000_000_000
 _T = TypeVar("_T")
 
-#: Path, time of change in ns, size in bytes: another file has another stamp.
+#: Path, modification time in ns, size in bytes: a file that was replaced or changed gets another stamp.
 Stamp: TypeAlias = tuple[str, int, int]
 
 
 def stamp_of(path: Path) -> Stamp:
-    """What tells whether a part is still the file it was.
+    """The stamp of a file, by which a change is noticed.
 
     Raises:
-        OSError: it is gone.
+        OSError: the file is gone.
     """
-    found = path.lstat()
-    return (str(path), found.st_mtime_ns, found.st_size)
+    status = path.lstat()
+    return (str(path), status.st_mtime_ns, status.st_size)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Rows and values of one row group, and their smallest and largest step as far as that is stated."""
+    """Numbers of rows and values of one row group, and its smallest and largest step; None if the footer lacks them."""
 
     rows: int
     values: int
     steps: tuple[int, int] | None
 
 
-#: The row groups of a part whose checksum was right, and whose footer and pages claim nothing they must not.
+#: The row groups of a sound part: its checksum is right, its footer and pages stay within the limits.
 Sound: TypeAlias = tuple[Group, ...]
 
 
 @dataclass
 class PartCache:
-    """What is known of the sealed parts, directory listings and manifests of one run."""
+    """Caches the row groups of sound parts, the directory listings and the manifests (parts.jsonl) of one run."""
 
-    _sound: dict[Stamp, Sound] = field(default_factory=dict)
+    _groups: dict[Stamp, Sound] = field(default_factory=dict)
     _listings: dict[Path, tuple[tuple[int, int], Any]] = field(default_factory=dict)
     _manifests: dict[Path, tuple[Stamp, dict[str, Part]]] = field(default_factory=dict)
 
     def sound(self, stamp: Stamp) -> Sound | None:
-        """The row groups of a part; None before it was found sound."""
-        return self._sound.get(stamp)
+        """The row groups of the part with this stamp; None if it was not checked yet."""
+        return self._groups.get(stamp)
 
-    def found_sound(self, stamp: Stamp, found: Sound) -> None:
-        """Its checksum was right, and it holds these row groups."""
-        self._sound[stamp] = found
+    def add_sound(self, stamp: Stamp, found: Sound) -> None:
+        """Remember that the part with this stamp is sound, with the row groups ``found``."""
+        self._groups[stamp] = found
 
     def manifest(self, path: Path, read: Callable[[], dict[str, Part]]) -> dict[str, Part]:
-        """What ``read`` makes of this parts.jsonl, which grows; read again once it has.
+        """The result of ``read`` for the parts.jsonl at ``path``, cached while the file is unchanged.
 
         Raises:
             OSError: as ``read``.
@@ -72,22 +72,22 @@ class PartCache:
             stamp = stamp_of(path)
         except FileNotFoundError:
             return read()
-        known = self._manifests.get(path)
-        if known is None or known[0] != stamp:
-            known = self._manifests[path] = (stamp, read())
-        return known[1]
+        cached = self._manifests.get(path)
+        if cached is None or cached[0] != stamp:
+            cached = self._manifests[path] = (stamp, read())
+        return cached[1]
 
     def listing(self, directory: Path, read: Callable[[], _T]) -> _T:
-        """What ``read`` makes of the entries of this directory; read again once they have changed.
+        """The result of ``read`` for this directory, cached while no entry is added or removed.
 
         Raises:
             OSError: the directory is gone, or as ``read``.
         """
-        found = os.lstat(directory)
-        stamp = (found.st_ino, found.st_mtime_ns)
-        known = self._listings.get(directory)
-        if known is not None and known[0] == stamp:
-            listed: _T = known[1]
+        status = os.lstat(directory)
+        stamp = (status.st_ino, status.st_mtime_ns)
+        cached = self._listings.get(directory)
+        if cached is not None and cached[0] == stamp:
+            listed: _T = cached[1]
             return listed
         listed = read()
         if stamp[1] < time.time_ns() - _SETTLED_NS:

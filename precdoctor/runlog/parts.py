@@ -1,4 +1,6 @@
-"""Reads one part of a log that nobody vouches for: checked before, while and after it is decoded."""
+"""Reads one part of a log, taken as hostile: checksum and page headers are checked before Arrow decodes it, the columns
+and their values afterwards.
+"""
 
 from __future__ import annotations
 
@@ -28,26 +30,27 @@ from precdoctor.runlog.writer import MAX_STRING_BYTES
 MAX_PART_BYTES: Final = 512 << 20
 #: Longest list in a row: a histogram has 321 bins, a shape at most 64 dimensions.
 MAX_LIST: Final = 1 << 9
-#: Longest list in a row of the other tables: a learning rate per parameter group, and some optimizers have one group
-#: per parameter.
+#: Longest list in the column ``lrs``: one learning rate per parameter group, and some scripts make a group for each
+#: parameter.
 MAX_RATES: Final = 1 << 16
-#: Longest name in a row; the recorder cuts names at 1000 characters. Rules read a row's names many times.
+#: Longest name in a row; the recorder cuts names at 1000 characters. Long names are costly: rules read them many times.
 MAX_NAME_BYTES: Final = 1 << 13
-#: Text of one column in one batch of rows.
+#: Most text of one column in one batch of rows, once its dictionary is decoded.
 MAX_TEXT_BYTES: Final = 256 << 20
 #: Rows decoded at a time; with block histograms a row takes about 2 kB in memory.
 BATCH_ROWS: Final = 1 << 14
-#: Values decoded at a time, as far as rows are of equal length: 64 MiB.
+#: Values decoded at a time, if all rows have lists of equal length: 64 MiB.
 BATCH_VALUES: Final = 1 << 23
-#: What small batches that are joined may take in memory together.
+#: Most memory that small batches may take together when they are joined.
 _JOINED_BYTES: Final = 1 << 20
+#: Up to this many rows are decoded without threads.
 _FEW_ROWS: Final = 1 << 10
 _THRIFT_LIMIT: Final = 16 << 20
-#: Numbers of elements and nanoseconds that FP64 holds exactly; of steps there may be more.
+#: Range of counts and nanoseconds (those that FP64 holds exactly), and of step numbers (64 bits).
 _COUNTS, _STEPS = (0, 1 << 53), (0, (1 << 63) - 1)
 _BINS: Final = (EXP_MIN, EXP_MAX)
 _MAGNITUDES: Final = (0.0, sys.float_info.max)
-#: Smallest and largest value of columns of which that is certain; null is no value.
+#: Smallest and largest value that a column can hold; nulls are always allowed.
 DOMAINS: Final[dict[str, tuple[float, float]]] = {
     **dict.fromkeys(("step", "micro_step", "first_bad_micro_step", "micro_steps"), _STEPS),
     **dict.fromkeys(("call", "shape"), _COUNTS),
@@ -62,7 +65,7 @@ DOMAINS: Final[dict[str, tuple[float, float]]] = {
     **dict.fromkeys(("amax", "amin_nonzero", "lost_update_fraction"), _MAGNITUDES),
     "sum_sq": (0.0, math.inf),  # of FP64 values above 1e154
 }
-#: By table: the words a column may hold, where they are a list.
+#: By table: the only words that a column may hold.
 WORDS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "tensors": {"kind": KINDS, "phase": PHASES},
     "ops": {"phase": OP_PHASES},
@@ -91,14 +94,14 @@ def sealed_rows(
 
     Args:
         part: the file.
-        listed: its line in parts.jsonl; a part without one is refused.
+        listed: the part's line in parts.jsonl; None raises CorruptRunError.
         query: columns and rows.
         rank: the directory.
-        cache: what earlier queries found out about the parts of the run.
-        rest: columns to give of the other row groups as well, in the order of the schema; none: leave them out.
+        cache: which parts of the run passed their checks in earlier queries.
+        rest: columns of the other row groups, in the order of the schema; empty: skip those row groups.
 
     Raises:
-        CorruptRunError: the part is not what was written, or nothing precdoctor would write.
+        CorruptRunError: the part was changed after its sealing, or holds values that precdoctor never writes.
         RunUnreadableError: the operating system refuses to read it.
     """
     with readable(part.name):
@@ -110,18 +113,23 @@ def sealed_rows(
             return
         content = read_regular(part.path, MAX_PART_BYTES)
         if sound is None or len(content) != stamp[-1]:
-            sound = _sound(part, listed, content, query.table)
-            cache.found_sound(stamp, sound)
+            sound = _check_part(part, listed, content, query.table)
+            cache.add_sound(stamp, sound)
         wanted = set(_matching(sound, query))
         for asked, groups in itertools.groupby(range(len(sound)), lambda n: n in wanted):
             names = query.needed if asked else rest
             if names:
-                for batch in _decode(part.name, content, sound, list(groups), query.table, names):
-                    yield _checked(part.name, batch, query.table, names, rank)
+                for batch in _decoded_batches(part.name, content, sound, list(groups), query.table, names):
+                    yield _checked_batch(part.name, batch, query.table, names, rank)
 
 
-def _sound(part: PartFile, listed: Part, content: bytes, table: str) -> Sound:
-    """Its row groups, once its bytes were held against its line in parts.jsonl, and what they claim against limits."""
+def _check_part(part: PartFile, listed: Part, content: bytes, table: str) -> Sound:
+    """Check the part's bytes against ``listed`` and its footer and pages against the limits; return its row groups.
+
+    Raises:
+        CorruptRunError: checksum or number of rows differ from ``listed``.
+        ValueError: footer or pages claim more than the limits.
+    """
     if digest_of(content) != listed.blake2b:
         raise damaged(part.name, "its checksum is not the one in parts.jsonl")
     groups = read_footer(content)
@@ -138,31 +146,31 @@ def _summary(group: RowGroup) -> Group:
 
 
 def _matching(sound: Sound, query: Query) -> list[int]:
-    """The row groups that may hold rows asked for."""
+    """The numbers of the row groups that may hold rows of ``query``."""
     return [n for n, group in enumerate(sound) if group.steps is None or query.may_match(*group.steps)]
 
 
-def _decode(
+def _decoded_batches(
     name: str, content: bytes, sound: Sound, wanted: Sequence[int], table: str, names: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """These columns of these row groups, as the file has them, some thousand rows at a time."""
-    seen = 0
+    """The columns ``names`` of the row groups ``wanted``, with the types of the file, some thousand rows at a time."""
+    row_count = 0
     with _open_parquet(content, table) as file:
         columns = _columns_present(name, file.schema_arrow, table, names)
         for several in _of_like_size(sound, wanted):
             widest = max(sound[n].values / max(sound[n].rows, 1) for n in several)
             rows = max(1, min(BATCH_ROWS, int(BATCH_VALUES / max(widest, 1))))
-            # handing over few rows to a thread takes longer than they do
+            # For few rows, starting threads takes longer than decoding.
             threads = pa.cpu_count() > 1 and sum(sound[n].rows for n in several) > _FEW_ROWS
             for batch in file.iter_batches(rows, row_groups=several, columns=columns, use_threads=threads):
-                seen += batch.num_rows
+                row_count += batch.num_rows
                 yield batch
-    if seen != sum(sound[n].rows for n in wanted):
-        raise damaged(name, f"it holds {seen} rows and claims another number")
+    if row_count != sum(sound[n].rows for n in wanted):
+        raise damaged(name, f"it holds {row_count} rows and claims another number")
 
 
 def _of_like_size(sound: Sound, wanted: Sequence[int]) -> Iterator[list[int]]:
-    """The row groups in runs that can be decoded with one number of rows at a time."""
+    """``wanted`` in runs of row groups that can share one batch size: narrow ones together, each wide one alone."""
     narrow = [BATCH_ROWS * sound[n].values <= BATCH_VALUES * sound[n].rows for n in wanted]
     for _, run in itertools.groupby(range(len(wanted)), lambda k: -1 if narrow[k] else k):
         yield [wanted[k] for k in run]
@@ -175,11 +183,11 @@ def read_open(part: PartFile, query: Query, rank: RankDirectory) -> Iterator[pa.
 
 
 def open_rows(part: PartFile, query: Query, rank: RankDirectory) -> Iterator[pa.RecordBatch]:
-    """The columns that ``query`` needs of the whole batches of an open stream; a torn tail is passed over.
+    """The columns that ``query`` needs, from the whole batches of an open stream; a torn tail is skipped.
 
     Raises:
         CorruptRunError: a whole batch is damaged.
-        FileNotFoundError: it was sealed in the meantime.
+        FileNotFoundError: the stream was sealed in the meantime.
         RunUnreadableError: the operating system refuses to read it.
     """
     try:
@@ -189,38 +197,38 @@ def open_rows(part: PartFile, query: Query, rank: RankDirectory) -> Iterator[pa.
     except OSError as error:
         raise RunUnreadableError(f"cannot read {part.name}: {error.strerror or error}") from error
     with readable(part.name):
-        found = scan(content, part.name)
-        for batch in joined(read_batches(content, found, part.name)):
+        scanned = scan(content, part.name)
+        for batch in joined(read_batches(content, scanned, part.name)):
             columns = _columns_present(part.name, batch.schema, query.table, query.needed)
-            yield _checked(part.name, batch.select(columns), query.table, query.needed, rank)
+            yield _checked_batch(part.name, batch.select(columns), query.table, query.needed, rank)
 
 
 def with_attempt(batch: pa.RecordBatch, rank: RankDirectory) -> pa.RecordBatch:
-    """Rows of one process with their attempt, which no file states."""
+    """``batch`` with the column ``attempt``, which is not stored but taken from the directory's name."""
     attempt = pa.repeat(pa.scalar(rank.attempt, ATTEMPT.type), batch.num_rows)
     return batch.append_column(ATTEMPT, attempt)
 
 
 def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows, some thousands at a time: a stream has a batch per step, the log of a day thousands of parts, and
-    whoever reads them pays by the batch.
+    """The rows of ``batches`` in batches of some thousands. A stream has a batch per step, the log of a day thousands
+    of parts, and every reader pays per batch.
     """
-    held: list[pa.RecordBatch] = []
+    pending: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
         more = batch.get_total_buffer_size()
         full = rows + batch.num_rows > BATCH_ROWS or size + more > _JOINED_BYTES
-        if held and (full or held[0].num_columns != batch.num_columns):
-            yield _one(held)
-            held, rows, size = [], 0, 0
-        held.append(batch)
+        if pending and (full or pending[0].num_columns != batch.num_columns):
+            yield _join_batches(pending)
+            pending, rows, size = [], 0, 0
+        pending.append(batch)
         rows, size = rows + batch.num_rows, size + more
-    if held:
-        yield _one(held)
+    if pending:
+        yield _join_batches(pending)
 
 
-def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """At least one row, in one batch."""
+def _join_batches(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Join batches, which together hold at least one row, into one."""
     if len(batches) == 1:
         return batches[0]
     (batch,) = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks().to_batches()
@@ -230,14 +238,14 @@ def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 def _open_parquet(content: bytes, table: str) -> pq.ParquetFile:
     """A Parquet file with every guard Arrow has: page checksums, limits on the footer, strings as dictionaries."""
     try:
-        return _opened(content, _TEXTS[table])
-    except KeyError:  # it lacks one of them: an older version wrote it
-        with _opened(content, []) as file:
+        return _parquet_file(content, _TEXTS[table])
+    except KeyError:  # a text column is absent: an older version wrote the part
+        with _parquet_file(content, []) as file:
             texts = [f.name for f in file.schema_arrow if f.type == pa.string()]
-        return _opened(content, texts)
+        return _parquet_file(content, texts)
 
 
-def _opened(content: bytes, texts: list[str]) -> pq.ParquetFile:
+def _parquet_file(content: bytes, texts: list[str]) -> pq.ParquetFile:
     return pq.ParquetFile(
         pa.BufferReader(content),
         read_dictionary=texts,
@@ -248,15 +256,19 @@ def _opened(content: bytes, texts: list[str]) -> pq.ParquetFile:
     )
 
 
-#: By table: the names asked for last, in a part of which schema, and those of them that it has.
-_present: Final[dict[str, tuple[Sequence[str], pa.Schema, list[str]]]] = {}
+#: Cache of :func:`_columns_present`: by table, the last names and schema, and the columns that were present.
+_last_columns: Final[dict[str, tuple[Sequence[str], pa.Schema, list[str]]]] = {}
 
 
 def _columns_present(name: str, schema: pa.Schema, table: str, names: Sequence[str]) -> list[str]:
-    """Those of the named columns that this part has, each of the one type it may have."""
-    known = _present.get(table)
-    if known is not None and known[0] == names and known[1].equals(schema):
-        return known[2]
+    """The columns of ``names`` that the part has.
+
+    Raises:
+        CorruptRunError: a column occurs twice, has the wrong type, or is absent although it is not nullable.
+    """
+    cached = _last_columns.get(table)
+    if cached is not None and cached[0] == names and cached[1].equals(schema):
+        return cached[2]
     present = []
     for column in names:
         field = TABLES[table].field(column)
@@ -269,7 +281,7 @@ def _columns_present(name: str, schema: pa.Schema, table: str, names: Sequence[s
             present.append(column)
         elif not field.nullable:
             raise damaged(name, f"it has no column {column!r}")
-    _present[table] = names, schema, present
+    _last_columns[table] = names, schema, present
     return present
 
 
@@ -278,8 +290,14 @@ def _schema_of(table: str, names: tuple[str, ...]) -> pa.Schema:
     return pa.schema([TABLES[table].field(column) for column in names])
 
 
-def _checked(name: str, batch: pa.RecordBatch, table: str, names: Sequence[str], rank: RankDirectory) -> pa.RecordBatch:
-    """The named columns of a decoded batch, each checked and brought to its type; absent ones are null."""
+def _checked_batch(
+    name: str, batch: pa.RecordBatch, table: str, names: Sequence[str], rank: RankDirectory
+) -> pa.RecordBatch:
+    """The columns ``names`` of a decoded batch, checked and cast to the type of the schema; absent ones are null.
+
+    Raises:
+        CorruptRunError: a null, a length or a value that precdoctor never writes, or rows of another rank.
+    """
     batch.validate(full=True)
     schema = _schema_of(table, tuple(names))
     have = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -311,7 +329,7 @@ def _as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _check_lengths(name: str, columns: dict[str, pa.Array]) -> None:
-    """Damaged where a list or a text is longer than any; columns with one limit are checked together."""
+    """Raise CorruptRunError if a list or a text is too long. Columns with the same limit are checked together."""
     together: dict[int, list[tuple[str, pa.Array]]] = {}
     for column, array in columns.items():
         if pa.types.is_list(array.type):
@@ -324,13 +342,13 @@ def _check_lengths(name: str, columns: dict[str, pa.Array]) -> None:
             continue
         together.setdefault(limit, []).append((column, lengths))
     for limit, several in together.items():
-        _hold(name, several, 0, limit, "a value of length ")
+        _check_range(name, several, 0, limit, "a value of length ")
 
 
 def _check_domains(name: str, columns: dict[str, pa.Array], words: Mapping[str, tuple[str, ...]]) -> None:
-    """Damaged where a value is none that can be measured: a negative count, an infinite amax, an unknown kind of row.
+    """Raise CorruptRunError if a value cannot have been measured: a negative count, an infinite amax, an unknown kind.
 
-    A NaN amax or sum is refused as well: extremes and sums are over finite elements, and null where there are none.
+    NaN is refused in these columns: extremes are over finite elements, and null if there are none.
     """
     together: dict[tuple[pa.DataType, tuple[float, float]], list[tuple[str, pa.Array]]] = {}
     for column, array in columns.items():
@@ -346,15 +364,17 @@ def _check_domains(name: str, columns: dict[str, pa.Array], words: Mapping[str, 
             for column, values in several:
                 if pc.any(pc.is_nan(values)).as_py():
                     raise damaged(name, f"column {column!r} holds NaN")
-        _hold(name, several, low, high)
+        _check_range(name, several, low, high)
 
 
-def _hold(name: str, columns: list[tuple[str, pa.Array]], low: float, high: float, what: str = "") -> None:
-    """Damaged where a value of one of these columns, which are of one type, lies outside; all are looked at at once."""
-    found = pc.min_max(pa.chunked_array([values for _, values in columns])).as_py()
-    if found["min"] is None or (low <= found["min"] and found["max"] <= high):
+def _check_range(name: str, columns: list[tuple[str, pa.Array]], low: float, high: float, what: str = "") -> None:
+    """Raise CorruptRunError if a value lies outside [low, high]; the columns have one type and are checked at once."""
+    extremes = pc.min_max(pa.chunked_array([values for _, values in columns])).as_py()
+    if extremes["min"] is None or (low <= extremes["min"] and extremes["max"] <= high):
         return
     if len(columns) > 1:
         for column in columns:
-            _hold(name, [column], low, high, what)
-    raise damaged(name, f"column {columns[0][0]!r} holds {what or format(found['min'], 'g') + ' to '}{found['max']:g}")
+            _check_range(name, [column], low, high, what)
+    raise damaged(
+        name, f"column {columns[0][0]!r} holds {what or format(extremes['min'], 'g') + ' to '}{extremes['max']:g}"
+    )

@@ -1,4 +1,4 @@
-"""A table of a log in pieces that can be read apart, by threads, processes or machines."""
+"""Splits a table of a log into pieces that threads, processes or machines can read independently."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from precdoctor.runlog.part_cache import PartCache
 from precdoctor.runlog.parts import joined, open_rows, sealed_rows, with_attempt
 from precdoctor.runlog.survey import read_manifest, readable, survey
 
-#: A directory with more rows than this is read in several pieces, where its parts allow that.
+#: Most rows of a piece, unless a single part has more.
 PIECE_ROWS: Final = 1 << 21
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What one worker reads.
+    """The share of a table that one worker reads.
 
     Attributes:
-        directory: of one process.
-        table: of the log.
-        parts: numbers of the first and last part; None means all there are.
-        rows: that parts.jsonl lists for it.
-        since: rows of earlier steps are left out.
+        directory: the rank directory.
+        table: ``tensors``, ``steps``, ``events`` or ``ops``.
+        parts: numbers of the first and last part; None means all parts.
+        rows: number of rows of the piece according to parts.jsonl; rows of open streams are not counted.
+        since: first step to read; None means all steps.
     """
 
     directory: RankDirectory
@@ -42,7 +42,7 @@ class Piece:
 
 
 def checked_engine(engine: str | None) -> str | None:
-    """The name of who reads the pieces, as it was given: None, ``local[:WORKERS]`` or ``dask[:ADDRESS]``.
+    """Return ``engine`` unchanged if it is valid: None, ``local[:WORKERS]`` or ``dask[:ADDRESS]``.
 
     Raises:
         UsageError: there is no such engine.
@@ -61,12 +61,12 @@ def pieces_of(directory: RankDirectory, table: str, cache: PartCache) -> list[Pi
         RunUnreadableError: the directory is damaged or cannot be read.
     """
     with readable(directory.path.name):
-        found = survey(directory.path, cache)
+        content = survey(directory.path, cache)
     whole = Piece(directory, table, None, 0)
     pieces: list[Piece] = []
-    for part in found.files:
+    for part in content.files:
         if part.table == table:
-            listed = found.listed.get(part.as_sealed().path.name)
+            listed = content.listed.get(part.as_sealed().path.name)
             rows = 0 if listed is None else listed.rows
             if not pieces or pieces[-1].rows + rows > PIECE_ROWS:
                 pieces.append(replace(whole, parts=(part.number, part.number), rows=rows))
@@ -83,14 +83,14 @@ def piece_rows(
     steps: Sequence[int] | None = None,
     cache: PartCache | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """All rows of a piece, each part read once, some thousands at a time; always with step, rank and attempt.
+    """All rows of a piece, some thousands at a time, always with step, rank and attempt. Each part is read once.
 
     Args:
-        piece: of a table.
-        columns: of every row.
-        more: further columns of the row groups that may hold ``steps``; other batches come without them.
-        steps: None means all.
-        cache: what earlier queries found out about the parts of the run.
+        piece: the share of a table to read.
+        columns: columns to read for every row.
+        more: further columns of the row groups that may hold ``steps``; batches of other row groups lack them.
+        steps: steps for which ``more`` is read; None means all.
+        cache: which parts of the run passed their checks in earlier queries.
 
     Raises:
         UsageError: an unknown column.
@@ -108,7 +108,7 @@ def piece_rows(
 def _queries(
     table: str, columns: tuple[str, ...], more: tuple[str, ...], steps: tuple[int, ...] | None
 ) -> tuple[Query, tuple[str, ...]]:
-    """What is asked of row groups that may hold ``steps``, and the columns of the others: the same for all pieces."""
+    """``(query of the row groups that may hold steps, columns of the other row groups)``; the same for all pieces."""
     wide = query(table, [*columns, *more], None if steps is None else [("step", "in", list(steps))])
     return wide, () if steps is None else query(table, columns).needed
 
@@ -120,12 +120,12 @@ def rank_rows(
     rest: Sequence[str] = (),
     parts: tuple[int, int] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The columns that ``asked`` needs, and ``attempt``, of one process, before rows are selected.
+    """The columns that ``asked`` needs, plus ``attempt``, of one process; its row filter is not applied yet.
 
     Args:
         rank: the directory.
         asked: columns and rows.
-        cache: what earlier queries found out about its parts.
+        cache: which parts passed their checks in earlier queries.
         rest: as for :func:`~precdoctor.runlog.parts.sealed_rows`.
         parts: numbers of the first and last part; None means all.
 
@@ -135,20 +135,20 @@ def rank_rows(
     """
     name = rank.path.name
     with readable(name):
-        found = survey(rank.path, cache)
-    for missing in found.missing:
+        content = survey(rank.path, cache)
+    for missing in content.missing:
         if missing.startswith(f"{asked.table}-"):
             raise CorruptRunError(f"{name}/{missing} is missing")
-    for part in found.files:
+    for part in content.files:
         if part.table != asked.table or not (parts is None or parts[0] <= part.number <= parts[1]):
             continue
-        listed = found.listed
+        listed = content.listed
         if not part.sealed:
             try:
                 for batch in open_rows(part, asked, rank):
                     yield with_attempt(batch, rank)
                 continue
-            except FileNotFoundError:  # sealed since
+            except FileNotFoundError:  # sealed since the survey
                 with readable(name):
                     listed = read_manifest(Path(rank.path))
         sealed = part.as_sealed()

@@ -1,4 +1,4 @@
-"""Reads a run directory. The log is taken as hostile; whatever is wrong with it becomes one of our errors.
+"""Reads a run directory. The log is taken as hostile: any damage raises an error of :mod:`precdoctor.errors`.
 
 >>> run = open_run("precdoctor-runs/train-20250101T120000Z-4711")
 >>> run.tensors(columns=["step", "module", "amax"], filters=[("kind", "==", "output")])
@@ -35,7 +35,7 @@ from precdoctor.runlog.layout import (
 from precdoctor.runlog.part_cache import PartCache
 from precdoctor.runlog.parts import joined
 from precdoctor.runlog.pieces import Piece, pieces_of, rank_rows
-from precdoctor.runlog.remote import as_url, fetch, local_path, shown
+from precdoctor.runlog.remote import as_url, fetch, local_path, without_credentials
 from precdoctor.runlog.shell import quoted_path
 from precdoctor.runlog.survey import json_lines, readable, survey
 
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-#: Reasons in end.json for which the training went on without the recorder.
+#: Reasons in end.json that mean: recording stopped, training continued.
 _CUT_SHORT = ("disk_budget", "disk", "error")
-#: What tells one tensor from another.
+#: Columns that together identify a tensor.
 _NAMES = ("root", "module", "kind", "name")
 
 
@@ -54,8 +54,9 @@ class RankLog:
     """One process of the run.
 
     Attributes:
-        end: end.json; None when the process did not close its log.
-        problems: one sentence each, for what is known without reading rows; `verify` looks at every byte.
+        end: content of end.json; None if the process did not close its log.
+        problems: one sentence for each problem found without reading rows; `log verify` checks every byte.
+        read_facts: reads rank.json of a rank directory.
     """
 
     rank: int
@@ -67,10 +68,10 @@ class RankLog:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """rank.json; empty when the process died before writing it.
+        """Content of rank.json; empty if the process died before writing it.
 
         Raises:
-            RunUnreadableError: it is damaged or cannot be read.
+            RunUnreadableError: rank.json is damaged or cannot be read.
         """
         return self.read_facts(self.directory)
 
@@ -81,19 +82,19 @@ class RankLog:
 
     @property
     def cut_short(self) -> str | None:
-        """Why recording ended before the training did (a full disk, ``--max-disk``); None when it did not."""
+        """Why recording ended before the training did (a full disk, ``--max-disk``); None if it did not."""
         end = self.end or {}
         return str(end.get("message") or end["reason"]) if end.get("reason") in _CUT_SHORT else None
 
     @property
     def stopped(self) -> str | None:
-        """Why precdoctor itself ended the run (``--on-nonfinite stop``, ``--halt-on``); None when it did not."""
+        """Why precdoctor itself ended the run (``--on-nonfinite stop``, ``--halt-on``); None if it did not."""
         end = self.end or {}
         return str(end.get("message") or end["reason"]) if end.get("reason") == "stopped" else None
 
 
 class _Processes:
-    """The rank directories of a run, and those of one rank or attempt without going through all of them."""
+    """The rank directories of a run, indexed by rank and attempt."""
 
     def __init__(self, every: list[RankDirectory]) -> None:
         self.every = every
@@ -103,32 +104,32 @@ class _Processes:
                 self._by_name.setdefault((directory.rank, attempt), []).append(directory)
 
     def of(self, rank: int, attempt: int | None) -> list[RankDirectory]:
-        """Those of a rank; with ``attempt`` only those of this attempt."""
+        """The directories of ``rank``; of all its attempts if ``attempt`` is None."""
         return self._by_name.get((rank, attempt), [])
 
 
 class Run:
-    """A run directory, open for reading; made by :func:`open_run`. Each call reads what is there at that moment."""
+    """A run directory, open for reading; made by :func:`open_run`. Each call reads the files as they are then."""
 
     def __init__(self, path: Path, info: dict[str, Any]) -> None:
         self.path = path
-        #: Where it came from, as reports name it: the path, or the URL that it was copied from.
+        #: The run's name in reports: its path, or the URL that it was copied from.
         self.origin = str(path)
-        #: run.json: the command, host facts, recorder options, ``schema_version``.
+        #: Content of run.json: the command, host facts, recorder options, ``schema_version``.
         self.info = info
-        #: Called with what is being done, how much of it is done, and how much there is.
+        #: Progress callback: ``(activity, items done, items in all)``.
         self.progress: Callable[[str, int, int], None] = lambda _what, _done, _of: None
-        #: How the pieces of a table are read: None (processes of this machine, where that pays), ``local:N``, ``dask``
-        #: or ``dask:ADDRESS``.
+        #: Engine that reads the pieces of a table: None (processes of this machine if that is faster), ``local:N``,
+        #: ``dask`` or ``dask:ADDRESS``.
         self.engine: str | None = None
-        #: What was found out about its parts so far.
+        #: Checked parts, listings and manifests, so that later queries do not check them again.
         self.cache = PartCache()
-        #: Counts what is kept of the run as a whole.
+        #: Counts the memory of everything that stays loaded for the run: documents, steps, events, names.
         self.budget = Budget(path)
         self._tensors: set[int] = set()
         self._models: dict[str, Any] = {}
         self._facts_cost = 0
-        self._listed: dict[str, int] | None = None
+        self._row_counts: dict[str, int] | None = None
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -143,13 +144,14 @@ class Run:
         """The processes that recorded, by rank and attempt.
 
         Raises:
-            RunUnreadableError: an end.json or parts.jsonl is damaged or cannot be read; with one process, a rank.json.
+            RunUnreadableError: an end.json or parts.jsonl is damaged or cannot be read; in a run of one process also
+                its rank.json.
         """
         with advice(self.path):
             self.budget.keep("run.json", document_cost(self.info))
             logs = [_rank_log(directory, self.cache, self._facts_of) for directory in self._processes().every]
             self.budget.keep("end.json", sum(document_cost(log.end or {}) for log in logs))
-            if len(logs) == 1:  # of several, one that cannot be read is a problem of its process
+            if len(logs) == 1:  # with several processes, a bad rank.json must not hide the logs of the others
                 _ = logs[0].facts
             return logs
 
@@ -163,15 +165,15 @@ class Run:
     def tensors(self, columns: Sequence[str] | None = None, filters: Filters | None = None) -> pd.DataFrame:
         """One row per tensor and step, by rank, attempt and time of writing.
 
-        Names are categoricals, nullable integers and booleans pandas' nullable types, lists NumPy arrays (or None). A
-        null float reads as NaN, as pandas does; :meth:`batches` tells the two apart.
+        Names are categoricals, nullable integers and booleans have pandas' nullable types, lists are NumPy arrays (or
+        None). A null float becomes NaN, as pandas has it; :meth:`batches` keeps the two apart.
 
         Args:
-            columns: names, in this order; None for all. ``attempt`` is one of them.
+            columns: names, in this order; None for all. ``attempt`` is also a column.
             filters: ``[("step", ">=", 3), ("kind", "in", ["output", "loss"])]`` or a pyarrow expression.
 
         Raises:
-            UsageError: an unknown column or operator, or a value that does not compare with its column.
+            UsageError: an unknown column or operator, or a value that cannot be compared with its column.
             RunUnreadableError: a part is damaged or cannot be read.
         """
         return self._frame("tensors", columns, filters)
@@ -191,10 +193,10 @@ class Run:
     def dataset(
         self, name: str, columns: Sequence[str] | None = None, filters: Filters | None = None
     ) -> pa.RecordBatchReader:
-        """A table as an Arrow stream, which pyarrow, Polars and DuckDB read without holding all of it; reads once.
+        """A table as an Arrow stream, which can be read once. pyarrow, Polars and DuckDB need not load all of it.
 
         Raises:
-            UsageError, RunUnreadableError: as :meth:`tensors`; damage is met while reading.
+            UsageError, RunUnreadableError: as :meth:`tensors`; damage is found while reading.
         """
         asked = query(name, columns, filters)
         return pa.RecordBatchReader.from_batches(asked.schema, self._read(asked))
@@ -205,12 +207,12 @@ class Run:
         """The rows of a table, some thousands at a time, in flat memory; empty batches are left out.
 
         Raises:
-            UsageError, RunUnreadableError: as :meth:`tensors`; damage is met while reading.
+            UsageError, RunUnreadableError: as :meth:`tensors`; damage is found while reading.
         """
         return self._read(query(name, columns, filters))
 
     def pieces(self, table: str) -> list[Piece]:
-        """A table in pieces, by rank, attempt and time of writing; :func:`~.pieces.piece_rows` reads one.
+        """The pieces of a table, by rank, attempt and time of writing; :func:`~.pieces.piece_rows` reads one.
 
         Raises:
             RunUnreadableError: a directory is damaged or cannot be read.
@@ -219,21 +221,21 @@ class Run:
             return [p for directory in self._processes().every for p in pieces_of(directory, table, self.cache)]
 
     def seals(self) -> dict[str, str] | None:
-        """The checksum of every part by its name; None while parts are open, missing or not listed."""
-        found: dict[str, str] = {}
+        """The checksum of every part by its name; None if any part is open, missing or not listed."""
+        checksums: dict[str, str] = {}
         for directory in self._processes().every:
             with readable(directory.path.name):
                 files = survey(directory.path, self.cache)
             if files.missing or files.unlisted or not all(file.sealed for file in files.files):
                 return None
-            found |= {f"{directory.path.name}/{name}": part.blake2b for name, part in files.listed.items()}
-        return found
+            checksums |= {f"{directory.path.name}/{name}": part.blake2b for name, part in files.listed.items()}
+        return checksums
 
     def attach_lines(self) -> list[dict[str, Any]]:
-        """attach.jsonl: one object per process that was offered recording; empty when there is none.
+        """The lines of attach.jsonl, written by the processes that were offered recording; empty if there is no file.
 
         Raises:
-            RunUnreadableError: it is damaged or cannot be read.
+            RunUnreadableError: attach.jsonl is damaged or cannot be read.
         """
         path = self.path / ATTACH_FILE
         with advice(self.path), readable(ATTACH_FILE):
@@ -245,23 +247,27 @@ class Run:
 
     def _processes(self) -> _Processes:
         with readable(str(self.path)):
-            found = self.cache.listing(self.path, lambda: _Processes(rank_directories(self.path)))
-        if self._listed is None:
-            self._listed = self._held(found)
-        return found
+            processes = self.cache.listing(self.path, lambda: _Processes(rank_directories(self.path)))
+        if self._row_counts is None:
+            self._row_counts = self._rows_within_caps(processes)
+        return processes
 
     def listed_rows(self, table: str) -> int:
-        """Rows of a table in the sealed parts of all processes, as parts.jsonl states them.
+        """Number of rows of a table in the sealed parts of all processes, as parts.jsonl states it.
 
         Raises:
             RunUnreadableError: a directory is damaged or cannot be read.
         """
         with advice(self.path):
             self._processes()
-        return (self._listed or {}).get(table, 0)
+        return (self._row_counts or {}).get(table, 0)
 
-    def _held(self, found: _Processes) -> dict[str, int]:
-        """Rows by table; a run above the caps is refused before a row of it is read."""
+    def _rows_within_caps(self, found: _Processes) -> dict[str, int]:
+        """Number of listed rows by table.
+
+        Raises:
+            RunTooLargeError: the run is above the caps on directories, parts or rows. No row has been read yet.
+        """
         hold(len(found.every), MAX_DIRECTORIES, f"{self.path} holds {{}} rank directories")
         parts, rows = 0, dict.fromkeys(MAX_ROWS, 0)
         for number, rank in enumerate(found.every, 1):
@@ -288,7 +294,7 @@ class Run:
             pa.bool_(): pd.BooleanDtype(),
         }
         frame: pd.DataFrame = whole.to_pandas(types_mapper=nullable.get)
-        # pandas maps by type alone; columns that cannot be null need no mask.
+        # types_mapper sees only the type; columns that cannot be null get NumPy's types back.
         plain = {f.name: f.type.to_pandas_dtype() for f in asked.schema if f.type in nullable and not f.nullable}
         typed: pd.DataFrame = frame.astype(plain)
         return typed
@@ -306,13 +312,13 @@ class Run:
                     yield batch
 
     def _cost_of(self, batch: pa.RecordBatch, table: str) -> int:
-        """Bytes that are kept of rows; of ``tensors``, of those tensors that were not met before in the run."""
+        """Bytes that the rows of a batch take in memory; 0 for ``tensors``, whose new names go to the budget here."""
         if table != "tensors":
             return rows_cost(table, batch)
         if not set(_NAMES).issubset(batch.schema.names):
             return 0
         keys = np.zeros(batch.num_rows, np.int64)
-        for name in _NAMES:  # Python's hashes of texts are salted: nobody can write names that fall together
+        for name in _NAMES:  # str hashes are salted, so a hostile log cannot choose names that collide
             column = batch.column(name)
             hashes = np.fromiter(map(hash, column.dictionary.to_pylist()), np.int64, len(column.dictionary))
             keys = keys * 1_000_003 + hashes[column.indices.to_numpy(zero_copy_only=False)]
@@ -322,9 +328,9 @@ class Run:
 
 
 def open_run(path: str | os.PathLike[str] | Run) -> Run:
-    """Open a run directory; only its run.json is read. A run that is open already is given back as it is.
+    """Open a run directory; only its run.json is read. A :class:`Run` is returned as it is.
 
-    A URL (``s3://``, ``gs://``, any of fsspec's) is copied to a temporary directory first; see :mod:`.remote`.
+    The run at a URL (``s3://``, ``gs://``, any of fsspec's) is copied to a temporary directory; see :mod:`.remote`.
 
     Raises:
         RunNotFoundError: there is no run directory at ``path``.
@@ -340,14 +346,14 @@ def open_run(path: str | os.PathLike[str] | Run) -> Run:
         return Run(local, read_run_info(local))
     assert url is not None
     run = fetch(url)
-    found = Run(run, read_run_info(run))
-    found.origin = shown(url)
-    return found
+    opened = Run(run, read_run_info(run))
+    opened.origin = without_credentials(url)
+    return opened
 
 
 @contextmanager
 def advice(run: Path) -> Iterator[None]:
-    """What says that the log is damaged says what to type next, too."""
+    """Add to every CorruptRunError the command that shows which parts are intact."""
     try:
         yield
     except CorruptRunError as error:
@@ -356,7 +362,7 @@ def advice(run: Path) -> Iterator[None]:
 
 def _rank_log(rank: RankDirectory, cache: PartCache, read_facts: Callable[[Path], dict[str, Any]]) -> RankLog:
     with readable(rank.path.name):
-        found = survey(rank.path, cache)
+        content = survey(rank.path, cache)
         end = read_json_if_there(rank.path / END_FILE, documents.END)
     problems = []
     if not os.path.lexists(rank.path / RANK_FILE):
@@ -364,7 +370,7 @@ def _rank_log(rank: RankDirectory, cache: PartCache, read_facts: Callable[[Path]
     if end is None:
         problems.append(f"{END_FILE} is missing: the process was killed or is still running")
     else:
-        problems += [f"{part.path.name} was left open" for part in found.files if not part.sealed]
-    problems += [f"{name} is listed and missing" for name in found.missing]
-    problems += [f"{name} is not listed" for name in found.unlisted]
+        problems += [f"{part.path.name} was left open" for part in content.files if not part.sealed]
+    problems += [f"{name} is listed and missing" for name in content.missing]
+    problems += [f"{name} is not listed" for name in content.unlisted]
     return RankLog(rank.rank, rank.attempt, rank.path, end, problems, read_facts)

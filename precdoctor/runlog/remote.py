@@ -1,7 +1,7 @@
-"""Runs in object stores: what is at ``s3://bucket/run`` is copied into a temporary directory and read there.
+"""Copies runs from object stores (``s3://bucket/run``) into a temporary directory, to be read there.
 
-Arrow brings file systems for ``s3``, ``gs`` and ``file``; others are fsspec's, where it is installed. Nothing but the
-files of a run is copied, and no link is made.
+Arrow has file systems for ``s3``, ``gs`` and ``file``; others need fsspec. Only the files of a run are copied, and no
+link is made.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from precdoctor.runlog.files import (
     SEALED_PART,
 )
 
-#: ``s3://bucket/run``, also with the one slash that a path leaves of two.
+#: ``s3://bucket/run``, also with one slash, because ``pathlib.Path`` merges the two.
 _URL: Final = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}(.+)")
 _OF_RUN: Final = frozenset({RUN_FILE, ATTACH_FILE, HALT_FILE})
 _OF_RANK: Final = frozenset({RANK_FILE, END_FILE, PARTS_FILE})
 _CHUNK: Final = 8 << 20
-#: Room that is left on the disk of the copy.
+#: Bytes that a copy must leave free on the disk.
 _SPARE: Final = 1 << 28
 
 
 def as_url(path: str | os.PathLike[str]) -> str | None:
-    """The URL that ``path`` is; None for a path of this machine. ``file:`` URLs are paths, see :func:`local_path`."""
+    """``path`` as a URL; None if it is a path of this machine. For ``file:`` URLs see :func:`local_path`."""
     text = os.fspath(path)
     match = _URL.fullmatch(text)
     if match is None or os.path.lexists(text):
@@ -49,8 +49,8 @@ def as_url(path: str | os.PathLike[str]) -> str | None:
     return f"{match[1]}://{match[2].lstrip('/')}"
 
 
-def shown(url: str) -> str:
-    """The URL as reports may name it: without credentials and options."""
+def without_credentials(url: str) -> str:
+    """The URL for reports: without credentials and options."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
 
@@ -61,12 +61,12 @@ def local_path(url: str) -> Path | None:
 
 
 def fetch(url: str) -> Path:
-    """Copy the run at ``url`` into a directory that goes with this process.
+    """Copy the run at ``url`` into a temporary directory, which is removed when this process exits.
 
     Raises:
-        RunNotFoundError: there is no run.
+        RunNotFoundError: there is no run at ``url``.
         UsageError: no file system is known for this kind of URL.
-        RunTooLargeError: it does not fit on the disk.
+        RunTooLargeError: the run does not fit on the disk.
         RunUnreadableError: the store refuses, or cannot be reached.
     """
     system, root = _system(url)
@@ -77,12 +77,14 @@ def fetch(url: str) -> Path:
     except (OSError, pa.ArrowException) as error:
         raise _unreadable(url, error) from error
     if RUN_FILE not in {str(name) for name, _ in files}:
-        raise RunNotFoundError(f"{shown(url)} is not a run directory: it holds no {RUN_FILE}")
+        raise RunNotFoundError(f"{without_credentials(url)} is not a run directory: it holds no {RUN_FILE}")
     target = Path(tempfile.mkdtemp(prefix="precdoctor-"))
     atexit.register(shutil.rmtree, target, ignore_errors=True)
     need, free = sum(size for _, size in files), shutil.disk_usage(target).free
     if need > free - _SPARE:
-        raise RunTooLargeError(f"{shown(url)} takes {need:,} bytes and {target.parent} has {free:,} left; set TMPDIR")
+        raise RunTooLargeError(
+            f"{without_credentials(url)} takes {need:,} bytes and {target.parent} has {free:,} left; set TMPDIR"
+        )
     try:
         for name, _ in files:
             _copy(system, f"{root}/{name}", target / name)
@@ -93,7 +95,7 @@ def fetch(url: str) -> Path:
 
 def _unreadable(url: str, error: Exception) -> RunUnreadableError:
     return RunUnreadableError(
-        f"cannot read {shown(url)}: {(str(error).splitlines() or [type(error).__name__])[0][:200]}"
+        f"cannot read {without_credentials(url)}: {(str(error).splitlines() or [type(error).__name__])[0][:200]}"
     )
 
 
@@ -103,7 +105,9 @@ def _system(url: str) -> tuple[pyarrow.fs.FileSystem, str]:
         system, root = pyarrow.fs.FileSystem.from_uri(url)
     except (pa.ArrowException, OSError, ValueError) as error:
         if scheme in ("s3", "gs", "gcs"):
-            raise UsageError(f"{shown(url)} cannot be opened: {str(error).splitlines()[0][:200]}") from None
+            raise UsageError(
+                f"{without_credentials(url)} cannot be opened: {str(error).splitlines()[0][:200]}"
+            ) from None
         try:
             import fsspec
 
@@ -112,13 +116,13 @@ def _system(url: str) -> tuple[pyarrow.fs.FileSystem, str]:
             hint = f"no file system is known for {scheme}://; install fsspec and the package it needs for {scheme}"
             raise UsageError(hint) from None
         except (OSError, ValueError) as wrong:
-            raise UsageError(f"{shown(url)} cannot be opened: {wrong}") from None
+            raise UsageError(f"{without_credentials(url)} cannot be opened: {wrong}") from None
         system = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(other))
     return system, str(root).rstrip("/")
 
 
 def _files(system: pyarrow.fs.FileSystem, root: str) -> Iterator[tuple[PurePosixPath, int]]:
-    """The files of the run at ``root``, by their names below it, and their sizes in bytes."""
+    """``(path below root, size in bytes)`` of every file of the run at ``root``; other files are skipped."""
     for info in system.get_file_info(pyarrow.fs.FileSelector(root, recursive=True)):
         if info.type == pyarrow.fs.FileType.File:
             name = PurePosixPath(info.path.removeprefix(root).lstrip("/"))

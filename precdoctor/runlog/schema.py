@@ -1,6 +1,6 @@
-"""The tables of a run: their columns, and what each of them means. Whatever writes or reads a row starts here.
+"""The tables of a run log: every column with its type and meaning. Writer, readers and checks all use these schemas.
 
-The files they are in: :mod:`precdoctor.runlog.files`.
+The names of the files that hold the tables are in :mod:`precdoctor.runlog.files`.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ import pyarrow as pa
 
 KINDS: Final = (
     "batch",  # floating-point leaves of a root module's arguments
-    "input",  # a module argument that no row of this forward covers yet: made by functional code
+    "input",  # a module argument that is neither batch nor output in this forward: functional code made it
     "output",
     "grad_output",  # gradient with respect to an output; carries the loss scale
     "weight",  # the values the step's forward used, taken just before the optimizer changes them
     "weight_grad",  # accumulated at the last micro-step; rank-local, before reduction, unscaling and clipping
-    "weight_grad_step",  # what the optimizer was given: reduced, unscaled, clipped
+    "weight_grad_step",  # the gradient that the optimizer reads: reduced, unscaled, clipped
     "update",  # weight after minus weight before, as stored
     "buffer",
     "opt_state",
     "master_weight",
     "loss",  # the tensor given to backward; carries the loss scale
     "fp8_operand",
-    "subbyte_operand",  # the same of a cast to a format of fewer than 8 bits: FP4, FP6
-    "block_scale",  # of an operand or a state with several: what each row or block was multiplied by
-    "logits",  # what a softmax reads, on some of its rows; masked positions are zeros
-    "kv_key",  # of an inference run: the keys that its attention keeps, sequences x heads x tokens x features
+    "subbyte_operand",  # operand of a cast to a format of fewer than 8 bits: FP4, FP6
+    "block_scale",  # the multiplier of each row or block, of an operand or a state that has several
+    "logits",  # the input of a softmax, a sample of its rows; masked positions are zeros
+    "kv_key",  # inference runs: the keys in the attention's cache, sequences x heads x tokens x features
     "kv_value",
 )
 PHASES: Final = ("train", "no_grad", "recompute")
-#: Of a row of ``ops``.
+#: Values of the column ``phase`` of the table ``ops``.
 OP_PHASES: Final = ("forward", "loss", "backward", "recompute", "optimizer", "script")
 EVENTS: Final = (
     *("nonfinite", "incident", "op", "scan", "scaler", "clip", "applied", "casts", "drop"),
@@ -50,7 +50,7 @@ TENSORS: Final = pa.schema(
         pa.field("module_class", _name),
         pa.field("kind", _name, nullable=False),
         pa.field("name", _name, nullable=False),  # parameter, buffer or leaf; "" when there is just one leaf
-        pa.field("call", pa.int32(), nullable=False),  # n-th in a micro-step, from 0; 15: that or later
+        pa.field("call", pa.int32(), nullable=False),  # number of the call in its micro-step, from 0; 15: 15 or more
         pa.field("phase", _name),
         pa.field("dtype", _name, nullable=False),  # torch spelling without "torch."
         pa.field("shape", pa.list_(pa.int64())),  # of the last tensor merged into the row
@@ -58,7 +58,7 @@ TENSORS: Final = pa.schema(
         pa.field("micro_step", pa.int32()),  # of the last tensor merged into the row
         pa.field("first_bad_micro_step", pa.int32()),
         pa.field("order", pa.int64()),  # execution order on the device of the first tensor; null in wider merges
-        pa.field("first_bad_order", pa.int64()),  # ... of the first one that held a NaN or an Inf
+        pa.field("first_bad_order", pa.int64()),  # ... of the first tensor that held a NaN or an Inf
         pa.field("nan", pa.int64(), nullable=False),
         pa.field("pos_inf", pa.int64(), nullable=False),
         pa.field("neg_inf", pa.int64(), nullable=False),
@@ -73,13 +73,13 @@ TENSORS: Final = pa.schema(
         pa.field("exp_hist", _counts),
         pa.field("fingerprint", pa.uint64()),  # null in merges
         pa.field("scale", pa.float64()),  # the multiplier in force (loss scale, quantiser scale); null: none
-        pa.field("format", _name),  # narrow format a real cast was seen to; then saturated and flushed are exact
+        pa.field("format", _name),  # narrow format of a cast that really ran; saturated and flushed are then exact
         pa.field("saturated", pa.int64()),
         pa.field("flushed", pa.int64()),
         pa.field("unchanged", pa.int64()),  # update rows: bits equal after the step although an update was intended
         pa.field("rel_lo", pa.int32()),  # update rows: bins of exponent(intended dw) - exponent(w)
         pa.field("rel_hist", _counts),
-        pa.field("block16_hist", _counts),  # bin r: elements r binades below their block's amax; last bin: that or more
+        pa.field("block16_hist", _counts),  # bin r: elements r binades below their block's amax; last bin: r or more
         pa.field("block32_hist", _counts),
         pa.field("block128_hist", _counts),
         pa.field("block16_amax_lo", pa.int32()),
@@ -88,14 +88,14 @@ TENSORS: Final = pa.schema(
         pa.field("block32_amax_hist", _counts),
         pa.field("block128_amax_lo", pa.int32()),
         pa.field("block128_amax_hist", _counts),
-        pa.field("role", _name),  # logits rows: attention, output or router; null where it is not known
-        pa.field("entropy", pa.float64()),  # logits rows: of the softmax, mean over rows, nats
+        pa.field("role", _name),  # logits rows: attention, output or router; null if unknown
+        pa.field("entropy", pa.float64()),  # logits rows: entropy of the softmax, mean over rows, nats
         pa.field(
             "head_max", pa.list_(pa.float64())
-        ),  # logits rows: the largest logit of each head, masked ones left out
+        ),  # logits rows: the largest logit of each head, masked positions left out
         pa.field(
             "head_entropy", pa.list_(pa.float64())
-        ),  # ... and its entropy over the logarithm of the number of keys
+        ),  # ... the entropy of each head, divided by the logarithm of the number of keys
         *(
             pa.field(f"{grouping}_{part}", kind)  # of inference runs; see numerics.group_prediction
             for grouping in ("token", "channel", "head", "group128")
@@ -122,14 +122,14 @@ STEPS: Final = pa.schema(
         pa.field("loss_scale", pa.float64()),  # the multiplier the backward pass ran with
         pa.field("growth_tracker", pa.int64()),
         pa.field("found_inf", pa.bool_()),  # null without a GradScaler
-        pa.field("skipped", pa.bool_()),  # the optimizer left the weights alone, or the script left it out
+        pa.field("skipped", pa.bool_()),  # the optimizer did not change the weights, or the script did not call it
         pa.field("autocast_dtype", _name),
         pa.field("lost_update_fraction", pa.float64()),  # of the intended non-zero updates of this step's update rows
         pa.field("non_finite", pa.int64()),  # tensors with a NaN or Inf among loss, weight gradients, weights, updates
         pa.field("sampled", pa.bool_(), nullable=False),  # full statistics were taken
         pa.field("recorder_ns", pa.int64()),  # host time in the recorder's hooks, and CPU time of its writing
-        pa.field("wait_ns", pa.int64()),  # what the hooks waited for the device, which is no part of recorder_ns
-        pa.field("device_ns", pa.int64()),  # device time of its kernels; null where not measured
+        pa.field("wait_ns", pa.int64()),  # time that the hooks waited for the device; not in recorder_ns
+        pa.field("device_ns", pa.int64()),  # device time of the recorder's kernels; null if not measured
         pa.field("step_ns", pa.int64()),  # wall time from the previous step's end to this one's
     ]
 )
@@ -154,30 +154,30 @@ EVENT_LOG: Final = pa.schema(
 )
 
 #: One row per tensor that an op read or made, on the steps of ``record --ops``; key ``(step, rank, index, side,
-#: position)``. An op that computes nothing (a view, uninitialised memory) has none.
+#: position)``. An op that computes nothing (a view, uninitialised memory) has no rows.
 OPS: Final = pa.schema(
     [
         pa.field("step", pa.int64(), nullable=False),
         pa.field("rank", pa.int32(), nullable=False),
         pa.field("micro_step", pa.int32()),
-        pa.field("index", pa.int64(), nullable=False),  # of the op in its step, in the order of their beginning, from 0
+        pa.field("index", pa.int64(), nullable=False),  # number of the op in its step, in order of start, from 0
         pa.field("op", _name, nullable=False),  # "aten.mul.Tensor"; "compiled.forward" and "compiled.backward"
         pa.field("phase", _name, nullable=False),  # forward, loss, backward, recompute, optimizer or script
         pa.field("root", _name, nullable=False),
-        pa.field("module", _name, nullable=False),  # whose forward it ran in; of the backward pass, its forward op's
+        pa.field("module", _name, nullable=False),  # whose forward ran the op; for a backward op, its forward op
         pa.field("file", _name),
         pa.field("line", pa.int32()),
         pa.field("code", _name),
-        pa.field("settings", _name),  # JSON object: arguments that are no tensors
+        pa.field("settings", _name),  # JSON object: the arguments that are not tensors
         pa.field("side", _name, nullable=False),  # "in" or "out"
         pa.field("position", pa.int32(), nullable=False),  # among the op's tensors of that side
-        pa.field("argument", _name),  # its name in the op's schema; null for results
+        pa.field("argument", _name),  # name of the argument in the op's schema; null for results
         pa.field("name", _name),  # of a parameter or buffer
-        pa.field("producer", pa.int64()),  # of what is read: index of the op that wrote it last; null: none of the step
+        pa.field("producer", pa.int64()),  # side "in": index of the op of this step that wrote it last; null: none
         pa.field("dtype", _name, nullable=False),
         pa.field("shape", pa.list_(pa.int64())),
         pa.field("numel", pa.int64(), nullable=False),
-        pa.field("fingerprint", pa.uint64()),  # null where there is no dense memory
+        pa.field("fingerprint", pa.uint64()),  # null if the tensor has no dense memory
         pa.field("nan", pa.int64()),
         pa.field("pos_inf", pa.int64()),
         pa.field("neg_inf", pa.int64()),

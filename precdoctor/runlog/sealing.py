@@ -1,7 +1,7 @@
-"""From open stream to sealed part: temp -> fsync -> rename -> a line in parts.jsonl -> the stream is unlinked.
+"""Turns open streams into sealed parts: write temp -> fsync -> rename -> list in parts.jsonl -> unlink the stream.
 
-Cut off at any point, nothing is lost and nothing counts twice: while the stream is there it holds all the rows, and
-once a part of the same number is listed, readers pass over the stream.
+If the process dies at any point, no row is lost or counted twice: until it is unlinked the stream holds all rows, and
+once the part of the same number is listed, readers ignore the stream.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from precdoctor.runlog.layout import files_matching, rank_directories, read_regu
 from precdoctor.runlog.lock import is_locked
 from precdoctor.runlog.stream import MAX_STREAM_BYTES, read_batches, scan, stored_schema
 
-#: Rows (at most) that share one footer entry: large enough that column metadata costs nothing per row.
+#: Most rows of a row group: large enough that the column metadata is negligible per row.
 ROW_GROUP_ROWS: Final = 1 << 16
-#: ... and their size in memory, in bytes.
+#: ... and its most bytes in memory, exceeded by less than a batch.
 ROW_GROUP_BYTES: Final = 32 << 20
 DIGEST_BYTES: Final = 16
-#: Batches from which on they are joined before they are written.
-_PIECES: Final = 8
+#: More batches than this are joined before they are written.
+_MANY_BATCHES: Final = 8
 
-#: Few distinct values per part, beside the names.
+#: Columns with few distinct values per part, besides names; they are dictionary-encoded.
 _REPEATING: Final = ("step", "rank", "call", "micro_step", "numel", "scale")
 
 
 @dataclass(frozen=True)
 class Part:
-    """One line of parts.jsonl. ``blake2b`` (16 bytes, hexadecimal) is over the whole file."""
+    """A line of parts.jsonl: a sealed part. ``blake2b`` (16 bytes, hexadecimal) is the checksum of the whole file."""
 
     name: str
     rows: int
@@ -49,14 +49,15 @@ class Part:
 
 
 def digest_of(content: bytes) -> str:
-    """The checksum of a whole part as parts.jsonl states it."""
+    """The checksum of the content of a part, as parts.jsonl states it."""
     return hashlib.blake2b(content, digest_size=DIGEST_BYTES).hexdigest()
 
 
 def seal_stream(directory: Path, table: str, number: int, data: bytes) -> Part | None:
-    """Write the whole batches of one stream as ``TABLE-NUMBER.parquet`` and list it; None when there is none.
+    """Write the whole batches of one stream as ``TABLE-NUMBER.parquet`` and list it in parts.jsonl.
 
-    ``data`` is the content of the stream file. The stream itself is left to the caller to unlink.
+    ``data`` is the content of the stream file, which the caller unlinks afterwards. Returns None, and writes nothing,
+    if the stream holds no whole batch.
 
     Raises:
         CorruptRunError: the stream is damaged; nothing was written.
@@ -64,13 +65,13 @@ def seal_stream(directory: Path, table: str, number: int, data: bytes) -> Part |
     """
     name = f"{table}-{number:06d}.parquet"
     where = f"{directory.name}/{table}-{number:06d}.arrows.open"
-    found = scan(data, where)
-    if found.batches == 0:
+    scanned = scan(data, where)
+    if scanned.batches == 0:
         return None
     target = directory / name
     temporary = temporary_name(target)
     try:
-        rows, first, last = _write_parquet(temporary, table, read_batches(data, found, where))
+        rows, first, last = _write_parquet(temporary, table, read_batches(data, scanned, where))
         content = temporary.read_bytes()
         temporary.replace(target)
     except pa.ArrowException as error:
@@ -84,7 +85,7 @@ def seal_stream(directory: Path, table: str, number: int, data: bytes) -> Part |
 
 
 def _write_parquet(path: Path, table: str, batches: Iterator[pa.RecordBatch]) -> tuple[int, int | None, int | None]:
-    """``(rows, first step, last step)`` written; the file is on the disk when this returns."""
+    """Write and sync a Parquet file; return ``(rows, first step, last step)``."""
     schema = stored_schema(table)
     footer: list[pq.FileMetaData] = []
     with path.open("xb") as file:
@@ -98,41 +99,44 @@ def _write_parquet(path: Path, table: str, batches: Iterator[pa.RecordBatch]) ->
 
 
 def _steps_of(footer: pq.FileMetaData, column: int) -> tuple[int | None, int | None]:
-    """The first and last step of a file; null where no row has one. (``pyarrow.compute`` would take 60 ms to load.)"""
+    """``(first step, last step)`` of a file, from its statistics; None if no row has a step.
+
+    Avoids ``pyarrow.compute``, whose import takes 60 ms.
+    """
     groups = (footer.row_group(i).column(column).statistics for i in range(footer.num_row_groups))
-    known = [(s.min, s.max) for s in groups if s is not None and s.has_min_max]
-    return min((low for low, _ in known), default=None), max((high for _, high in known), default=None)
+    bounds = [(s.min, s.max) for s in groups if s is not None and s.has_min_max]
+    return min((low for low, _ in bounds), default=None), max((high for _, high in bounds), default=None)
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
-    held: list[pa.RecordBatch] = []
+    pending: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
-        held.append(batch)
-        # Asking for nbytes would take longer than decoding the batch.
+        pending.append(batch)
+        # get_total_buffer_size, because nbytes takes longer than decoding the batch.
         rows, size = rows + batch.num_rows, size + batch.get_total_buffer_size()
         if rows >= ROW_GROUP_ROWS or size >= ROW_GROUP_BYTES:
-            yield _joined(held, schema)
-            held, rows, size = [], 0, 0
-    if held:
-        yield _joined(held, schema)
+            yield _joined(pending, schema)
+            pending, rows, size = [], 0, 0
+    if pending:
+        yield _joined(pending, schema)
 
 
 def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
-    """One table; steps come row by row, and Parquet's writer takes longer for many pieces than joining them does."""
+    """One table from ``batches``. Many are joined first: Parquet's writer needs longer for many chunks than that."""
     table = pa.Table.from_batches(batches, schema)
-    return table.combine_chunks() if len(batches) > _PIECES else table
+    return table.combine_chunks() if len(batches) > _MANY_BATCHES else table
 
 
 def _encoding(schema: pa.Schema) -> dict[str, object]:
-    """Parquet options: encodings every current reader knows, page checksums on, statistics where they prune."""
+    """Parquet options: encodings that every current reader supports, page checksums, statistics for ``step`` alone."""
     repeating = [f.name for f in schema if f.type == pa.string() or f.name in _REPEATING]
     floats = [f.name for f in schema if pa.types.is_floating(f.type) and f.name not in repeating]
     return {
         "compression": "zstd",
         "compression_level": 1,
         "use_dictionary": repeating,
-        # float32 values kept as float64: the empty mantissa bytes fall together
+        # Most values were float32 before: their low mantissa bytes are zero, and this encoding puts them together.
         "column_encoding": dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
         "write_statistics": ["step"],
         "write_page_checksum": True,
@@ -141,7 +145,7 @@ def _encoding(schema: pa.Schema) -> dict[str, object]:
 
 
 def append_line(path: Path, content: dict[str, object]) -> None:
-    """Append one JSON line in one write, and wait until it is on the disk; a line cut off before is taken away.
+    """Append one JSON line in one write and sync the file. An incomplete last line, left by a crash, is removed first.
 
     Raises:
         OSError: the disk is full, or the directory gone or read-only.
@@ -158,12 +162,12 @@ def append_line(path: Path, content: dict[str, object]) -> None:
 
 
 def seal(run: Path, *, force: bool = False) -> list[str]:
-    """Seal what the processes of a run left open; for the parent, once the command it started is gone.
+    """Seal the streams that dead processes of a run left open. The parent calls it after the command has ended.
 
     Whole batches become parts, a torn tail is dropped, temporary files of dead writers are removed. A rank directory
-    whose writer still lives (it holds the lock of the directory: a detached process) is left alone unless ``force``;
-    should that guess be wrong, the writer replaces the part by its own when it seals. A damaged stream stays as it is,
-    for ``log verify`` to show. May be called any number of times.
+    whose writer is alive (a detached process that holds the lock) is skipped unless ``force``; if a stream is sealed
+    under a living writer, that writer replaces the part when it seals. A damaged stream stays as it is, for
+    ``log verify`` to show. May be called any number of times.
 
     Returns:
         The sealed parts, as ``rank-00000/tensors-000001.parquet``.

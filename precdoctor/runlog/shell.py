@@ -1,4 +1,4 @@
-"""Words that can be pasted into a shell, whatever a path or a recorded command holds. Imports little."""
+"""Quotes words so that they can be pasted into a shell, whatever characters a path or a recorded command holds."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import shlex
 from collections.abc import Iterable
 
-#: What stands for itself where any character is escaped; a backslash and an apostrophe do not.
+#: Characters that need no escape inside ``$'...'``: printable ASCII except backslash and apostrophe.
 _PLAIN = frozenset('abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 !"$%&()*+,-./:;<=>?@[]^_`{|}~')
 
 
 def quoted(word: str) -> str:
-    r"""One word for bash, zsh or ksh, on one line: control characters and bytes that are no text as ``$'\012'``."""
+    r"""One word for bash, zsh or ksh, on one line: control characters and undecodable bytes become ``$'\012'``."""
     if word.isprintable() and "##" not in word:
         return shlex.quote(word)
     return "$'" + "".join(c if c in _PLAIN else _escaped(c) for c in word) + "'"
@@ -20,17 +20,17 @@ def quoted(word: str) -> str:
 def _escaped(character: str) -> str:
     try:
         content = os.fsencode(character)
-    except UnicodeEncodeError:  # half a pair, which a log may hold and no file name does
+    except UnicodeEncodeError:  # a lone surrogate: a hostile log may hold one, a file name does not
         content = character.encode("utf-8", "surrogatepass")
     return "".join(f"\\{byte:03o}" for byte in content)
 
 
 def quoted_path(path: str | os.PathLike[str]) -> str:
-    """A path as an argument; one that begins with a dash is no option."""
+    """A quoted path; ``./`` goes before a leading dash, so that it is not taken for an option."""
     word = os.fspath(path)
     return quoted(f"./{word}" if word.startswith("-") else word)
 
 
 def quoted_command(words: Iterable[str]) -> str:
-    """A command with its arguments."""
+    """The quoted words of a command, joined by spaces."""
     return " ".join(map(quoted, words))

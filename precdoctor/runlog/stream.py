@@ -1,15 +1,15 @@
-"""The part being written: an Arrow IPC stream that anyone can read, with a checksum in every batch.
+"""Encodes, checks and decodes the part being written: an Arrow IPC stream with a checksum in every batch.
 
 Arrow's stream has no checksums of its own. Each batch here carries, as custom metadata, the BLAKE2b of everything
 in the file up to and including itself, its own digest read as zeros. A batch is therefore whole and right, or cut off
-by the end of the file (the process was killed inside a write), or damaged; nothing in between is taken for data.
-Each batch also names its own stream, and states size and digest of the streams beside it. That shows which of them were
-cut, removed or exchanged after the process had ended.
+by the end of the file (the process was killed inside a write), or damaged; only whole batches are read.
+Each batch also names its own stream, and states size and digest of the process's other open streams. From that, ``log
+verify`` finds streams that were cut, removed or exchanged after the process had ended.
 
 The format of the frames is the encapsulated message format of the Arrow columnar specification, section "Serialization
 and Interprocess Communication"; the two FlatBuffers tables read by hand below are Message and RecordBatch of its
-Message.fbs. Arrow itself checks them again when it decodes a batch. They are read here to know where a frame ends and
-how large it claims to become *before* anything is decompressed.
+Message.fbs. Arrow itself checks them again when it decodes a batch. They are read here to find the end of a frame and
+the size it claims to decompress to, *before* anything is decompressed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ import pyarrow as pa
 from precdoctor.errors import CorruptRunError
 from precdoctor.runlog.schema import TABLES
 
-#: A stream is sealed at 8 MiB by default; one batch may go beyond.
+#: Largest stream file. A stream is sealed at 8 MiB by default, which its last batch may exceed.
 MAX_STREAM_BYTES: Final = 256 << 20
-#: What one batch may become when decompressed.
+#: Most bytes of one batch when decompressed.
 MAX_BATCH_BYTES: Final = 512 << 20
 
 _KEY: Final = "precdoctor.blake2b"
@@ -44,7 +44,7 @@ _BATCH_MESSAGE: Final = 3
 
 @functools.cache
 def stored_schema(table: str) -> pa.Schema:
-    """The columns of a table as files hold them: names are plain strings; readers make dictionaries of them."""
+    """The columns of a table as files hold them: names are plain strings, which readers turn into dictionaries."""
     return pa.schema([pa.field(f.name, stored_type(f.type), f.nullable) for f in TABLES[table]])
 
 
@@ -54,22 +54,22 @@ def stored_type(kind: pa.DataType) -> pa.DataType:
 
 
 class StreamEncoder:
-    """Turns batches into the bytes to append to a stream file; the first call also gives the schema."""
+    """Encodes batches as the bytes to append to a stream file; the bytes of the first call begin with the schema."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._sink = io.BytesIO()
-        # LZ4 is four times as fast as zstd, which sealed parts get. No threads of Arrow's beside those of the training.
+        # LZ4 is four times as fast as the zstd of sealed parts. Arrow's threads would compete with the training's.
         options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
         self._writer = pa.ipc.new_stream(self._sink, schema, options=options)
         self._sum = hashlib.blake2b(digest_size=_DIGEST // 2)
 
     @property
     def digest(self) -> str:
-        """Of everything that was encoded; what the last frame states."""
+        """The digest of all bytes encoded so far, as the last frame states it."""
         return self._sum.hexdigest()
 
     def encode(self, batch: pa.RecordBatch, witness: str = "") -> bytes:
-        """The frame of one batch, checksum included; ``witness`` as of :func:`witness_of`."""
+        """The bytes of one batch, with its checksum and the text ``witness`` (see :func:`witness_of`) as metadata."""
         self._writer.write_batch(batch, custom_metadata={_KEY: _MARK + _BLANK, _WITNESS: witness})
         frame = bytearray(self._sink.getbuffer())
         self._sink.seek(0)
@@ -82,9 +82,13 @@ class StreamEncoder:
 
 @dataclass(frozen=True)
 class StreamScan:
-    """What is in a stream file: ``batches`` whole ones in the first ``good_bytes``; ``torn``: a cut-off one follows.
+    """The content of a stream file.
 
-    ``ends``: the digest that each of them states, by the byte it ends at.
+    Attributes:
+        batches: number of whole batches.
+        good_bytes: bytes that they take, from the start of the file.
+        torn: whether an incomplete write follows them.
+        ends: the digest that each whole batch states, by the byte at which the batch ends.
     """
 
     batches: int
@@ -95,23 +99,25 @@ class StreamScan:
 
 @dataclass(frozen=True)
 class Witness:
-    """What the last batch of a stream says: the name of its stream, and size and digest of those beside it, by name."""
+    """The witness in the last batch of a stream: the stream's name, and ``name -> (size, digest)`` of the other streams
+    that the process had open.
+    """
 
     name: str
     beside: dict[str, tuple[int, str]]
 
 
 def witness_of(name: str, beside: dict[str, tuple[int, str]]) -> str:
-    """The text that :func:`read_witness` reads back."""
+    """The text of a witness, which :func:`read_witness` parses."""
     return " ".join([name, *(f"{other}:{size}:{digest}" for other, (size, digest) in beside.items())])
 
 
 def read_witness(data: bytes, found: StreamScan) -> Witness | None:
-    """What the last whole batch of a scanned stream says; None where it says nothing (an older version wrote it).
+    """The witness in the last whole batch of a scanned stream; None if it has none (an older version wrote it).
 
     Raises:
-        ValueError: it cannot be read.
-        pyarrow.ArrowException: the stream cannot.
+        ValueError: the witness cannot be parsed.
+        pyarrow.ArrowException: the stream cannot be read.
     """
     text = b""
     with pa.ipc.open_stream(memoryview(data)[: found.good_bytes]) as reader:
@@ -137,7 +143,7 @@ def scan(data: bytes, where: str) -> StreamScan:
     while at < len(data):
         frame = _frame(data, at, where)
         if frame is None:
-            # A write that was cut off leaves one frame at most. Two marks mean that a length lies.
+            # An incomplete write leaves one frame at most. Two marks mean that a stated length is wrong.
             if data.count(_MARK, at) > 1:
                 raise _damaged(where, at)
             return StreamScan(batches, good, torn=True, ends=ends)
@@ -163,10 +169,10 @@ def scan(data: bytes, where: str) -> StreamScan:
 
 
 def read_batches(data: bytes, found: StreamScan, where: str) -> Iterator[pa.RecordBatch]:
-    """The whole batches of a scanned stream, in the schema the file states, validated.
+    """The whole batches of a scanned stream, validated, with the schema that the file states.
 
     Raises:
-        CorruptRunError: Arrow refuses one.
+        CorruptRunError: Arrow cannot decode a batch.
     """
     if found.batches == 0:
         return
@@ -182,12 +188,16 @@ def read_batches(data: bytes, found: StreamScan, where: str) -> Iterator[pa.Reco
 
 
 def _frame(data: bytes, at: int, where: str) -> tuple[int, int, int] | None:
-    """``(message kind, end of metadata, end of body)`` of the frame at ``at``; None when the file ends inside it."""
+    """``(message kind, end of metadata, end of body)`` of the frame at ``at``; None if the file ends inside it.
+
+    Raises:
+        CorruptRunError: the frame is damaged, or claims to decompress to too many bytes.
+    """
     if len(data) - at < 8:
         return None
     if data[at : at + 4] != _CONTINUATION:
         if not data[at:].strip(b"\0"):
-            return None  # zeros behind the last write: what a power loss leaves of a grown file
+            return None  # zeros after the last write: a power loss can extend a file without its data
         raise _damaged(where, at)
     (length,) = struct.unpack_from("<i", data, at + 4)
     start = at + 8
@@ -206,12 +216,12 @@ def _frame(data: bytes, at: int, where: str) -> tuple[int, int, int] | None:
 
 
 def _message(metadata: memoryview, rest: memoryview) -> tuple[int, int, int]:
-    """``(kind, bytes of body, bytes it claims to decompress to)`` of one FlatBuffers Message.
+    """``(kind, bytes of body, bytes that the body claims to decompress to)`` of one FlatBuffers Message.
 
     Raises:
-        struct.error, IndexError, ValueError: it is not one.
+        struct.error, IndexError, ValueError: ``metadata`` is not a Message.
     """
-    message = _at("<I", metadata, 0)
+    message = _unpack("<I", metadata, 0)
     kind = _field(metadata, message, 1, "<B") or 0
     body = _field(metadata, message, 3, "<q") or 0
     claim = 0
@@ -220,19 +230,19 @@ def _message(metadata: memoryview, rest: memoryview) -> tuple[int, int, int]:
         compressed = _slot(metadata, batch, 3) is not None
         where = _slot(metadata, batch, 2)
         if where is not None:
-            vector = where + _at("<I", metadata, where)
-            size = 16 * _at("<I", metadata, vector)
+            vector = where + _unpack("<I", metadata, where)
+            size = 16 * _unpack("<I", metadata, vector)
             buffers = metadata[vector + 4 : vector + 4 + size]
             if len(buffers) != size:
                 raise ValueError("a message whose buffers are not in it")
             for offset, length in struct.iter_unpack("<qq", buffers):
                 claim += length
                 if compressed and length >= 8 and offset + 8 <= len(rest):
-                    claim += max(0, _at("<q", rest, offset))
+                    claim += max(0, _unpack("<q", rest, offset))
     return kind, body, claim
 
 
-def _at(layout: str, data: memoryview, offset: int) -> int:
+def _unpack(layout: str, data: memoryview, offset: int) -> int:
     if offset < 0:
         raise ValueError("an offset below zero")
     value: int = struct.unpack_from(layout, data, offset)[0]
@@ -240,24 +250,24 @@ def _at(layout: str, data: memoryview, offset: int) -> int:
 
 
 def _slot(data: memoryview, table: int, field: int) -> int | None:
-    """Where a field of a FlatBuffers table lies; None when it is absent."""
-    vtable = table - _at("<i", data, table)
-    if 4 + 2 * field >= _at("<H", data, vtable):
+    """The offset of a field of a FlatBuffers table; None if the field is absent."""
+    vtable = table - _unpack("<i", data, table)
+    if 4 + 2 * field >= _unpack("<H", data, vtable):
         return None
-    offset = _at("<H", data, vtable + 4 + 2 * field)
+    offset = _unpack("<H", data, vtable + 4 + 2 * field)
     return table + offset if offset else None
 
 
 def _field(data: memoryview, table: int, field: int, layout: str) -> int | None:
     where = _slot(data, table, field)
-    return None if where is None else _at(layout, data, where)
+    return None if where is None else _unpack(layout, data, where)
 
 
 def _table(data: memoryview, table: int, field: int) -> int:
     where = _slot(data, table, field)
     if where is None:
         raise ValueError("a message without content")
-    return where + _at("<I", data, where)
+    return where + _unpack("<I", data, where)
 
 
 def _damaged(where: str, at: int) -> CorruptRunError:

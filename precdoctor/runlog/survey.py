@@ -1,4 +1,4 @@
-"""What lies in a rank directory: its sealed parts, its open streams, and what parts.jsonl lists."""
+"""Lists the content of a rank directory: sealed parts, open streams, and the lines of parts.jsonl."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ARROW_ERRORS: Final = (pa.ArrowException, OSError, ValueError, TypeError, Overf
 
 @dataclass(frozen=True)
 class PartFile:
-    """A file that holds rows: a sealed part, or the stream of one that is not sealed yet."""
+    """A file that holds rows: a sealed part or an open stream."""
 
     path: Path
     table: str
@@ -33,18 +33,18 @@ class PartFile:
 
     @property
     def name(self) -> str:
-        """As messages give it: ``rank-00000/tensors-000001.parquet``."""
+        """The name for messages: ``rank-00000/tensors-000001.parquet``."""
         return "/".join(self.path.parts[-2:])
 
     def as_sealed(self) -> PartFile:
-        """The part that an open stream becomes."""
+        """The sealed part of the same table and number."""
         name = f"{self.table}-{self.number:06d}.parquet"
         return PartFile(self.path.with_name(name), self.table, self.number, sealed=True)
 
 
 @contextmanager
 def readable(name: str) -> Iterator[None]:
-    """Turns what the operating system or Arrow says about a file into one of our errors."""
+    """Turn errors of the operating system or Arrow about the file ``name`` into RunUnreadableError."""
     try:
         yield
     except RunUnreadableError:
@@ -52,7 +52,7 @@ def readable(name: str) -> Iterator[None]:
     except pa.ArrowException as error:
         raise damaged(name, error) from error
     except OSError as error:
-        if error.errno is None:  # Arrow raises a bare OSError for a damaged file
+        if error.errno is None:  # Arrow raises an OSError without errno for a damaged file
             raise damaged(name, error) from error
         raise RunUnreadableError(f"cannot read {name}: {error.strerror or error}") from error
     except _ARROW_ERRORS as error:
@@ -66,11 +66,11 @@ def damaged(name: str, why: object) -> CorruptRunError:
 
 
 def read_manifest(directory: Path) -> dict[str, Part]:
-    """The lines of parts.jsonl by name of the part; of two for one part the last holds.
+    """The parts in parts.jsonl by name; if two lines name one part, the last counts. Empty if there is no file.
 
     Raises:
-        CorruptRunError: a line is damaged. (One cut off at the end is not: its part still has its stream.)
-        OSError: the file is there but cannot be read.
+        CorruptRunError: a line is damaged. An incomplete last line is ignored: the stream of its part still exists.
+        OSError: the file exists but cannot be read.
     """
     where = Path(directory.name) / PARTS_FILE
     try:
@@ -96,50 +96,46 @@ def _part(line: dict[str, Any]) -> Part | None:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a rank directory holds: ``files`` with rows, by table and number, and what parts.jsonl lists, by name."""
+    """The content of a rank directory: ``files``, ordered by table and number, and the lines of parts.jsonl by name."""
 
     files: list[PartFile]
     listed: dict[str, Part]
 
     @property
     def missing(self) -> list[str]:
-        """Parts that are listed and not there."""
+        """Names of parts that parts.jsonl lists and that do not exist."""
         return sorted(set(self.listed) - {file.path.name for file in self.files})
 
     @property
     def unlisted(self) -> list[str]:
-        """Sealed parts that no line and no stream vouches for."""
+        """Names of sealed parts that parts.jsonl does not list and that have no stream."""
         return [file.path.name for file in self.files if file.sealed and file.path.name not in self.listed]
 
 
 def survey(directory: Path, cache: PartCache | None = None) -> Survey:
-    """Look at a rank directory, which may be growing.
+    """List a rank directory, which may be growing.
 
     A part counts once it is listed; until then its stream does. (Sealing renames, then lists, then unlinks the stream.)
 
     Args:
-        directory: of one process.
-        cache: what earlier looks found.
+        directory: the rank directory.
+        cache: listings and manifests of earlier calls.
 
     Raises:
-        CorruptRunError: parts.jsonl is damaged, or there are more parts than any rank has.
+        CorruptRunError: parts.jsonl is damaged, or there are more than ``MAX_PARTS`` parts.
         OSError: the directory or parts.jsonl cannot be read.
     """
-
-    def read() -> dict[str, Part]:
-        return read_manifest(directory)
-
     cache = PartCache() if cache is None else cache
-    listed = cache.manifest(directory / PARTS_FILE, read)
+    listed = cache.manifest(directory / PARTS_FILE, lambda: read_manifest(directory))
     files = cache.listing(directory, lambda: _part_files(directory))
-    found = _survey(directory, files, listed)
-    if found.unlisted:  # sealed between the two looks: by now it is listed
-        found = _survey(directory, _part_files(directory), read())
-    return found
+    content = _survey(directory, files, listed)
+    if content.unlisted:  # sealed after parts.jsonl was read: by now the part is listed
+        content = _survey(directory, _part_files(directory), read_manifest(directory))
+    return content
 
 
 def _part_files(directory: Path) -> list[PartFile]:
-    """The streams, then the sealed parts: what is sealed between the two listings is in both rather than in none."""
+    """The open streams, then the sealed parts. In this order a part sealed meanwhile is found twice, never missed."""
     return [
         PartFile(path, match[1], int(match[2]), sealed)
         for pattern, sealed in ((OPEN_PART, False), (SEALED_PART, True))
@@ -148,22 +144,22 @@ def _part_files(directory: Path) -> list[PartFile]:
 
 
 def _survey(directory: Path, files: list[PartFile], listed: dict[str, Part]) -> Survey:
-    found: dict[tuple[str, int], PartFile] = {}
+    chosen: dict[tuple[str, int], PartFile] = {}
     for file in files:
         key = file.table, file.number
-        if key not in found or file.path.name in listed:
-            found[key] = file
-    if len(found) > MAX_PARTS:
-        raise CorruptRunError(f"{directory.name} holds {len(found)} parts; no rank has that many")
-    return Survey([found[key] for key in sorted(found)], listed)
+        if key not in chosen or file.path.name in listed:
+            chosen[key] = file
+    if len(chosen) > MAX_PARTS:
+        raise CorruptRunError(f"{directory.name} holds {len(chosen)} parts; no rank has that many")
+    return Survey([chosen[key] for key in sorted(chosen)], listed)
 
 
 def json_lines(content: bytes, where: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file; a last line without an end was cut off and is passed over.
+    """The objects of a JSON-lines file; an incomplete last line (no newline) is ignored.
 
     Raises:
         CorruptRunError: a line is damaged.
-        RunTooLargeError: all together they unfold to more than the cap.
+        RunTooLargeError: the objects together may take more memory than the cap.
     """
     Budget(where).keep("lines", json_cost(content))
     return [parse_json(line, where) for line in content.split(b"\n")[:-1] if line.strip()]

@@ -1,4 +1,4 @@
-"""Reads TOML that somebody else may have written: settings, baselines, prescriptions, allow-lists."""
+"""Reads TOML files from untrusted sources: settings, baselines, prescriptions, allow-lists."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-#: Bytes that the parser takes for a byte of text, for a line that begins a table, for a part of a dotted key, and for
-#: each pair of parts of one key; measured.
+#: Bytes of memory that the parser takes, measured: for a byte of text, a line that begins a table, a part of a dotted
+#: key, and a pair of parts of one key.
 _BYTE, _TABLE, _PART, _PAIR = 40, 1000, 400, 5
 
 
 def read_toml(file: Path, limit: int) -> dict[str, Any]:
-    """The content of a file of at most ``limit`` bytes.
+    """The content of a TOML file of at most ``limit`` bytes.
 
     Raises:
-        OSError: it is absent or cannot be read.
-        ValueError: it is larger, no TOML, or nested too deeply.
-        RunTooLargeError: it unfolds to more than the cap on memory.
+        OSError: the file is absent or cannot be read.
+        ValueError: the file is larger, not TOML, or nested too deeply.
+        RunTooLargeError: its values may take more memory than the cap.
     """
     with file.open("rb") as stream:
-        content = stream.read(limit + 1)  # the size of a device says nothing
+        content = stream.read(limit + 1)  # not by st_size, which is 0 for a device or a pipe
     if len(content) > limit:
         raise ValueError(f"it is larger than {limit >> 20} MiB")
     Budget(file).keep("content", _cost(content))
@@ -38,7 +38,7 @@ def read_toml(file: Path, limit: int) -> dict[str, Any]:
 
 
 def _cost(content: bytes) -> int:
-    """Bytes that parsing takes in memory, every dot taken for one of a key."""
+    """Upper bound of the memory that parsing takes, in bytes: every dot counts as one of a dotted key."""
     cost = _BYTE * len(content)
     for line in content.split(b"\n"):
         dots = line.count(b".")

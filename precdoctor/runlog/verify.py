@@ -1,4 +1,4 @@
-"""Looks at every byte of a run directory and says what is there; damage is a result here, not an error."""
+"""Checks every byte of a run directory, for ``log verify``. Damage is reported in the result, not raised."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from precdoctor.runlog.survey import PartFile, Survey, readable, survey
 
 @dataclass(frozen=True)
 class PartReport:
-    """One sealed part.
+    """The state of one sealed part.
 
-    ``status``: ok, damaged, missing (listed, not there), or unlisted (there, and nothing vouches for it).
+    ``status``: ok, damaged, missing (listed in parts.jsonl, no file), or unlisted (a file, not in parts.jsonl).
     """
 
     name: str
@@ -45,7 +45,7 @@ class PartReport:
 
 @dataclass(frozen=True)
 class StreamReport:
-    """One open stream: whole batches and their rows; ``torn``: a cut-off write follows them."""
+    """The state of one open stream: whole batches and their rows; ``torn``: an incomplete write follows them."""
 
     name: str
     batches: int = 0
@@ -58,15 +58,15 @@ class StreamReport:
 
 @dataclass(frozen=True)
 class RankReport:
-    """One process of the run.
+    """The state of the log of one process.
 
     Attributes:
-        name: of its directory.
-        live: a living process still writes here.
-        clean_close: end.json is there, so nothing was lost at the end.
-        gaps: parts that were written once (later ones exist) and are neither there nor listed.
-        dropped: rows the recorder could not keep, by reason, as its own events count them.
-        problems: one sentence per thing that cannot be trusted; empty for a sound directory.
+        name: name of the rank directory.
+        live: whether a living process still writes here.
+        clean_close: whether end.json exists, so that no rows were lost at the end.
+        gaps: parts that must have existed, because later ones do, but have no file and are not listed.
+        dropped: number of rows that the recorder dropped, by reason, according to its own events.
+        problems: one sentence for each file that cannot be trusted; empty for a sound directory.
     """
 
     name: str
@@ -95,13 +95,13 @@ class RankReport:
 
     @property
     def ok(self) -> bool:
-        """Whether everything that is there can be trusted. A killed process is no damage: see ``clean_close``."""
+        """Whether all files can be trusted. The end of a killed process is no damage: see ``clean_close``."""
         return not self.problems
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What `log verify` found; ``ok`` when nothing is damaged or missing."""
+    """The result of ``log verify``; ``ok`` if nothing is damaged or missing."""
 
     path: Path
     schema_version: int
@@ -109,25 +109,25 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether every rank is."""
+        """Whether every rank is ok."""
         return all(rank.ok for rank in self.ranks)
 
     @property
     def problems(self) -> list[str]:
-        """Those of every rank."""
+        """The problems of all ranks."""
         return [problem for rank in self.ranks for problem in rank.problems]
 
 
 def verify(
     path: str | os.PathLike[str], progress: Callable[[str, int, int], None] = lambda _what, _done, _of: None
 ) -> Verification:
-    """Read every row of every part, and compare with what parts.jsonl lists; ``progress`` as of a run.
+    """Read every row of every part, and compare it with parts.jsonl; ``progress`` as :attr:`.reader.Run.progress`.
 
     Raises:
         RunNotFoundError: there is no run directory at ``path``.
         NewerSchemaError: it was written by a newer precdoctor.
         CorruptRunError: run.json itself is damaged.
-        RunTooLargeError: more processes than are read by default.
+        RunTooLargeError: there are more rank directories than ``MAX_DIRECTORIES``.
         RunUnreadableError: the directory cannot be listed.
     """
     run = Path(path)
@@ -137,41 +137,43 @@ def verify(
         hold(len(directories), MAX_DIRECTORIES, f"{run} holds {{}} rank directories")
     ranks = []
     for number, directory in enumerate(directories, 1):
-        ranks.append(_rank(directory))
+        ranks.append(_rank_report(directory))
         progress("directories", number, len(directories))
     return Verification(run, int(info["schema_version"]), ranks)
 
 
-def _rank(rank: RankDirectory) -> RankReport:
+def _rank_report(rank: RankDirectory) -> RankReport:
     problems: list[str] = []
     live = False
-    found = Survey([], {})
+    content = Survey([], {})
     try:
         with readable(rank.path.name):
             live = is_locked(rank.path)
-            found = survey(rank.path)
+            content = survey(rank.path)
     except RunUnreadableError as error:
         problems.append(str(error))
     dropped: Counter[str] = Counter()
-    parts = [_sealed(file, found.listed.get(file.path.name), rank, dropped) for file in found.files if file.sealed]
+    parts = [
+        _part_report(file, content.listed.get(file.path.name), rank, dropped) for file in content.files if file.sealed
+    ]
     parts += [
         PartReport(name, "missing", problem=f"{rank.path.name}/{name} is listed in parts.jsonl and missing")
-        for name in found.missing
+        for name in content.missing
     ]
-    streams = [_open(file, rank, dropped) for file in found.files if not file.sealed]
-    gaps = _gaps(found)
-    problems += [] if live else _not_as_left(rank, found)
+    streams = [_stream_report(file, rank, dropped) for file in content.files if not file.sealed]
+    gaps = _gaps(content)
+    problems += [] if live else _changed_streams(rank, content)
     problems += [part.problem for part in parts if part.problem]
     problems += [stream.problem for stream in streams if stream.problem]
     problems += [f"{rank.path.name}/{name} was written and is missing" for name in gaps]
-    closed = _is_there(rank.path / END_FILE, END, problems)
-    _is_there(rank.path / RANK_FILE, RANK, problems)
+    closed = _document_exists(rank.path / END_FILE, END, problems)
+    _document_exists(rank.path / RANK_FILE, RANK, problems)
     return RankReport(
         rank.path.name, rank.rank, rank.attempt, live, closed, parts, streams, gaps, dict(dropped), problems
     )
 
 
-def _is_there(path: Path, shape: Shape, problems: list[str]) -> bool:
+def _document_exists(path: Path, shape: Shape, problems: list[str]) -> bool:
     try:
         with readable(f"{path.parent.name}/{path.name}"):
             return read_json_if_there(path, shape) is not None
@@ -180,7 +182,7 @@ def _is_there(path: Path, shape: Shape, problems: list[str]) -> bool:
         return True
 
 
-def _sealed(file: PartFile, listed: Part | None, rank: RankDirectory, dropped: Counter[str]) -> PartReport:
+def _part_report(file: PartFile, listed: Part | None, rank: RankDirectory, dropped: Counter[str]) -> PartReport:
     name = file.path.name
     if listed is None:
         return PartReport(name, "unlisted", problem=f"{file.name} is not listed in parts.jsonl: nothing vouches for it")
@@ -194,20 +196,20 @@ def _sealed(file: PartFile, listed: Part | None, rank: RankDirectory, dropped: C
     return PartReport(name, "ok", rows, first, last)
 
 
-def _open(file: PartFile, rank: RankDirectory, dropped: Counter[str]) -> StreamReport:
+def _stream_report(file: PartFile, rank: RankDirectory, dropped: Counter[str]) -> StreamReport:
     try:
         with readable(file.name):
-            found = scan(read_regular(file.path, MAX_STREAM_BYTES), file.name)
+            scanned = scan(read_regular(file.path, MAX_STREAM_BYTES), file.name)
             rows, first, last = _count(read_open(file, query(file.table), rank), file.table, dropped)
     except RunUnreadableError as error:
         return StreamReport(file.path.name, problem=str(error))
-    return StreamReport(file.path.name, found.batches, rows, first, last, found.torn)
+    return StreamReport(file.path.name, scanned.batches, rows, first, last, scanned.torn)
 
 
-def _not_as_left(rank: RankDirectory, found: Survey) -> list[str]:
-    """Open streams that are not what their writer left, by what the last batch of each says of itself and the others.
+def _changed_streams(rank: RankDirectory, found: Survey) -> list[str]:
+    """Problems of open streams that were cut, removed or exchanged, found from the witness in each stream's last batch.
 
-    A stream that is damaged says nothing here; that is a problem of its own.
+    The witness of a damaged stream is not used; the damage is reported elsewhere.
     """
     scans: dict[str, StreamScan] = {}
     witnesses: list[Witness] = []
@@ -238,7 +240,7 @@ def _not_as_left(rank: RankDirectory, found: Survey) -> list[str]:
 
 
 def _count(batches: Iterator[pa.RecordBatch], table: str, dropped: Counter[str]) -> tuple[int, int | None, int | None]:
-    """``(rows, first step, last step)`` of a part; counts the drops its events state."""
+    """``(rows, first step, last step)`` of a part; adds the rows of its drop events to ``dropped``, by reason."""
     rows, firsts, lasts = 0, [], []
     for batch in batches:
         rows += batch.num_rows
@@ -249,13 +251,13 @@ def _count(batches: Iterator[pa.RecordBatch], table: str, dropped: Counter[str])
         if table == "events":
             drops = pc.equal(batch.column("event"), "drop")
             for data in batch.column("data").filter(drops).to_pylist():
-                reason, lost = _drop(data)
+                reason, lost = _parse_drop(data)
                 dropped[reason] += lost
     return rows, min(firsts, default=None), max(lasts, default=None)
 
 
-def _drop(data: str | None) -> tuple[str, int]:
-    """``(reason, rows)`` of a drop event; what cannot be read counts as one row for an unknown reason."""
+def _parse_drop(data: str | None) -> tuple[str, int]:
+    """``(reason, rows)`` of a drop event; an unreadable event counts as one row, reason "unknown"."""
     try:
         content = json.loads(data or "")
         return str(content["reason"]), int(content["rows"])
@@ -264,7 +266,7 @@ def _drop(data: str | None) -> tuple[str, int]:
 
 
 def _gaps(found: Survey) -> list[str]:
-    """Numbers below the largest one of their table that no file has and parts.jsonl does not list."""
+    """Names of parts whose number is below the largest of their table, but that no file has and no line lists."""
     gaps = []
     for table in TABLES:
         numbers = {file.number for file in found.files if file.table == table}

@@ -1,6 +1,7 @@
-"""Writes one process's directory; runs inside a training process, on the drain thread. Imports no torch, no pandas.
+"""Writes the rank directory of one process; runs in the training process, on the drain thread. Imports neither torch
+nor pandas.
 
-Every ``OSError`` (full disk, vanished or read-only directory) reaches the caller, which goes on training without a log.
+Every ``OSError`` (full disk, vanished or read-only directory) reaches the caller, which then trains without a log.
 """
 
 from __future__ import annotations
@@ -25,47 +26,48 @@ from precdoctor.runlog.schema import TABLES
 from precdoctor.runlog.sealing import seal_stream
 from precdoctor.runlog.stream import StreamEncoder, stored_schema, witness_of
 
-#: Readers refuse longer strings; nothing that describes a training step comes near.
+#: Longest string in a row: writer and readers refuse longer ones. Real rows stay far below.
 MAX_STRING_BYTES: Final = 1 << 20
-#: Rows of tensors and ops may fill this share of the budget; the rest is kept for steps and events.
+#: Rows of tensors and ops may fill this share of ``max_bytes``; the rest is reserved for steps and events.
 _TENSOR_SHARE: Final = 0.95
 _LARGE: Final = ("tensors", "ops")
-#: A sealed part takes about an eighth of its stream: from this share of the budget on, streams are sealed for room (the
-#: rest holds the part beside its stream), where they take at least the second share of it.
+#: A sealed part takes about an eighth of the bytes of its stream. Once the directory has reached the first share of
+#: ``max_bytes``, streams are sealed to free room, if together they take at least the second share. What is left above
+#: the first share must hold a part and its stream at the same time.
 _SEAL_FOR_ROOM, _WORTH_SEALING = 0.85, 0.125
 
-#: A stream may grow as old as this share of the log before it: each part costs its sealing and every reader the same
-#: again, and a week of half minutes would make twenty thousand of them.
+#: A stream may grow as old as this share of the time recorded before it. Otherwise a week of half-minute parts would be
+#: twenty thousand, and each costs time to seal and again for every reader.
 _SHARE_OF_LOG: Final = 1 / 64
-#: ... while it has no more batches: who follows the run reads all of them each time there is another.
+#: ... while it has fewer batches than this: a follower reads the whole stream again for each new batch.
 _MOST_BATCHES: Final = 256
 
-#: Written at once, in bytes of memory: what readers take for one batch or one row group has limits.
+#: Largest batch to write, in bytes of memory, because readers limit the size of one batch and of one row group.
 _SLICE_BYTES: Final = 16 << 20
 
 Column: TypeAlias = Sequence[Any] | npt.NDArray[Any] | pa.Array
 
 
 class DiskBudgetReached(Exception):  # noqa: N818 - a state the recorder acts on, not a defect
-    """The rank directory has reached its size limit; the rows were not written, those already written stay."""
+    """The rank directory has reached its size limit. These rows were not written; earlier rows stay."""
 
 
 class RankWriter:
-    """Appends rows to a rank directory, surviving the death of the process at any moment.
+    """Appends rows to a rank directory. Appended rows survive the death of the process at any moment.
 
-    Not thread-safe: one thread writes. After a ``fork`` the child's copy is closed; it writes nothing.
+    Not thread-safe: one thread writes. After a ``fork`` the child's copy counts as closed and writes nothing.
 
     Args:
-        directory: made by :func:`precdoctor.runlog.layout.create_rank_directory`; nobody else writes there.
+        directory: made by :func:`precdoctor.runlog.layout.create_rank_directory`; no other process writes there.
         max_bytes: size limit of the directory, in bytes; None means no limit.
-        rotate_seconds: age at which an open stream is sealed, in seconds of ``clock``, at the next append; in long runs
-            it is synced to disk then, and sealed when it is a 64th as old as the writer was when it began, or has 256
-            batches.
-        rotate_bytes: size at which an open stream is sealed, in bytes on disk.
-        clock: seconds from any origin, never going back.
+        rotate_seconds: age of an open stream, in seconds of ``clock``, at which the next append seals it. In long runs
+            that append only syncs the stream to disk; it is sealed once its age is a 64th of the time that the writer
+            had run when the stream began, or it has 256 batches.
+        rotate_bytes: size of an open stream at which it is sealed, in bytes on disk.
+        clock: seconds from any origin; must be monotonic.
 
     Raises:
-        BlockingIOError: another living writer has this directory.
+        BlockingIOError: another living writer holds this directory.
         OSError: the directory is gone.
     """
 
@@ -85,8 +87,9 @@ class RankWriter:
         self._clock = clock
         self._began = clock()
         self._closed_bytes: dict[Path, int] = {}
-        #: The most bytes that rows of one step have taken: the next ones must not take what is kept for other tables.
-        self._growth = 0
+        #: The most bytes that one append to ``tensors`` or ``ops`` has taken. The next one must not use up the bytes
+        #: that are reserved for steps and events.
+        self._largest_append = 0
         self._next = dict.fromkeys(TABLES, 1)
         self._open: dict[str, _OpenStream] = {}
         self._unsealed: list[_OpenStream] = []
@@ -95,21 +98,21 @@ class RankWriter:
 
     @property
     def bytes_used(self) -> int:
-        """Size of what this writer has on disk, in bytes."""
+        """Size on disk of the files of this writer, in bytes."""
         return sum(self._closed_bytes.values()) + sum(s.size for s in (*self._open.values(), *self._unsealed))
 
     def append(self, table: str, columns: Mapping[str, Column], rows: int) -> None:
-        """Append ``rows`` rows and hand them to the operating system: a SIGKILL after this returns loses none of them.
+        """Append ``rows`` rows and hand them to the operating system: a SIGKILL after the return loses none of them.
 
         Args:
             table: ``tensors``, ``steps``, ``events`` or ``ops``.
-            columns: by name, each of length ``rows``; nullable ones may be left out and become null. In NumPy and
-                float columns NaN stays NaN; null is None.
-            rows: how many; 0 does nothing.
+            columns: by name, each of length ``rows``; nullable columns may be left out and become null. NaN stays NaN;
+                None becomes null.
+            rows: number of rows; 0 does nothing.
 
         Raises:
             DiskBudgetReached: the directory has reached ``max_bytes``; nothing was written.
-            ValueError: the writer is closed, or the columns do not fit the schema; nothing was written.
+            ValueError: the writer is closed, or the columns do not match the schema; nothing was written.
             OSError: the disk is full, or the directory gone or read-only; the rows may be lost.
         """
         if self._owner != os.getpid():
@@ -119,7 +122,7 @@ class RankWriter:
             return
         if self._max_bytes is not None:
             self._make_room(self._max_bytes)
-            limit = self._max_bytes * _TENSOR_SHARE - self._growth if table in _LARGE else self._max_bytes
+            limit = self._max_bytes * _TENSOR_SHARE - self._largest_append if table in _LARGE else self._max_bytes
             if self.bytes_used >= limit:
                 raise DiskBudgetReached(f"{self.directory} has reached its limit of {self._max_bytes} bytes")
         before = self.bytes_used
@@ -127,10 +130,10 @@ class RankWriter:
         for at in range(0, rows, some):
             self._write(table, batch if some >= rows else batch.slice(at, some))
         if table in _LARGE:
-            self._growth = max(self._growth, self.bytes_used - before)
+            self._largest_append = max(self._largest_append, self.bytes_used - before)
 
     def _make_room(self, budget: int) -> None:
-        """Seal what is open, where the budget is nearly used up and sealing gives enough of it back."""
+        """Seal the open streams if ``budget`` bytes are nearly used up and sealing frees enough of them."""
         open_bytes = sum(stream.size for stream in self._open.values())
         if self.bytes_used >= budget * _SEAL_FOR_ROOM and open_bytes >= budget * _WORTH_SEALING:
             self._unsealed.extend(self._open.values())
@@ -148,7 +151,8 @@ class RankWriter:
             beside = {s.name: (s.size, s.digest) for s in streams if s is not stream and s.size}
             stream.append(batch, witness_of(stream.name, beside))
         except OSError:
-            self._unsealed.append(self._open.pop(table))  # what it already holds is whole; the next append starts anew
+            # The batches already in the stream are whole; the next append starts a new stream.
+            self._unsealed.append(self._open.pop(table))
             raise
         now = self._clock()
         longest = (stream.since - self._began) * _SHARE_OF_LOG if stream.batches < _MOST_BATCHES else 0.0
@@ -159,7 +163,7 @@ class RankWriter:
             stream.sync(now)
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
-        """Replace rank.json. May be called from the thread that writes, as often as facts arrive.
+        """Replace rank.json by ``facts``. Call only from the writing thread, as often as facts change.
 
         Raises:
             OSError: the disk is full, or the directory gone or read-only; the old file is still there.
@@ -169,11 +173,11 @@ class RankWriter:
         self._closed_bytes[path] = path.stat().st_size
 
     def close(self, end: Mapping[str, Any]) -> None:
-        """Seal everything and write end.json, last; a second call does nothing.
+        """Seal every stream, then write end.json with the content ``end``; a second call does nothing.
 
         Raises:
-            OSError: the disk is full, or the directory gone or read-only. What was sealed stays; the rest can be sealed
-                later by :func:`precdoctor.runlog.seal`; there is no end.json.
+            OSError: the disk is full, or the directory gone or read-only. Parts sealed so far stay; the other streams
+                can be sealed later by :func:`precdoctor.runlog.seal`; there is no end.json.
         """
         if self._owner != os.getpid():
             return
@@ -186,7 +190,7 @@ class RankWriter:
             self.abandon()
 
     def abandon(self) -> None:
-        """Let go of the directory as it is, open streams and all, as the end of the process would."""
+        """Close all files and release the lock without sealing, as the death of the process would."""
         self._owner = None
         for stream in (*self._open.values(), *self._unsealed):
             stream.close()
@@ -195,7 +199,7 @@ class RankWriter:
         self._lock.release()
 
     def _seal(self) -> None:
-        """Seal every stream that is done with; one that fails stays, readable, and is tried again the next time."""
+        """Seal the streams that get no more rows. If that fails, the stream stays readable; the next call retries."""
         while self._unsealed:
             stream = self._unsealed[0]
             part = seal_stream(self.directory, stream.table, stream.number, stream.content())
@@ -208,7 +212,7 @@ class RankWriter:
 
 
 class _OpenStream:
-    """One ``*.arrows.open`` file; read back through its own handle, so that it does not matter who unlinks the name."""
+    """One ``*.arrows.open`` file. It is read back through its own handle, so another process may unlink the name."""
 
     def __init__(self, directory: Path, table: str, number: int, since: float) -> None:
         self.name = f"{table}-{number:06d}"
@@ -222,7 +226,7 @@ class _OpenStream:
         self._handle = above_streams(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
 
     def append(self, batch: pa.RecordBatch, witness: str) -> None:
-        """All of it or nothing; after an OSError the stream takes no more."""
+        """Write the whole batch or nothing. After an OSError append no more: the encoder counts the lost batch."""
         frame = memoryview(self._encoder.encode(batch, witness))
         at = self.size
         try:
@@ -236,23 +240,23 @@ class _OpenStream:
         self.size, self.batches, self.digest = at, self.batches + 1, self._encoder.digest
 
     def sync(self, now: float) -> None:
-        """Have what was appended so far outlive the machine."""
+        """Write the batches appended so far through to the disk, so that they survive a crash of the machine."""
         os.fsync(self._handle)
         self.synced = now
 
     def content(self) -> bytes:
-        """What was appended so far."""
+        """The bytes appended so far."""
         with os.fdopen(os.dup(self._handle), "rb") as file:
             file.seek(0)
             return file.read(self.size)
 
     def close(self) -> None:
-        """Give the handle back; the file stays."""
+        """Close the handle; the file stays."""
         os.close(self._handle)
 
 
 def build_batch(table: str, columns: Mapping[str, Column], rows: int) -> pa.RecordBatch:
-    """A batch of the stored schema of ``table`` from the columns given; nullable ones left out become null.
+    """A batch of the stored schema of ``table`` from ``columns``; a nullable column left out becomes null.
 
     Raises:
         ValueError: unknown table or column, wrong length or type, a required column absent or with nulls, or a string
@@ -263,7 +267,7 @@ def build_batch(table: str, columns: Mapping[str, Column], rows: int) -> pa.Reco
     schema, fields = stored_schema(table), _fields(table)
     if unknown := columns.keys() - fields.keys():
         raise ValueError(f"{table} has no column {min(unknown)!r}")
-    found = []
+    batch_columns = []
     for name, (field, kind, nullable, is_text) in fields.items():
         values = columns.get(name)
         array = _nulls(rows, kind) if values is None else _array(values, field)
@@ -271,20 +275,20 @@ def build_batch(table: str, columns: Mapping[str, Column], rows: int) -> pa.Reco
             raise ValueError(f"{table}.{name} has {len(array)} values for {rows} rows")
         if not nullable and array.null_count:
             raise ValueError(f"{table}.{name} may not be null")
-        if is_text and _has_too_long(array):
+        if is_text and _has_long_string(array):
             raise ValueError(f"{table}.{name} holds a string of more than {MAX_STRING_BYTES} bytes")
-        found.append(array)
-    return pa.RecordBatch.from_arrays(found, schema=schema)
+        batch_columns.append(array)
+    return pa.RecordBatch.from_arrays(batch_columns, schema=schema)
 
 
 @functools.cache
 def _fields(table: str) -> dict[str, tuple[pa.Field, pa.DataType, bool, bool]]:
-    """By name: the field, its type, whether it may be null, whether it is text. Arrow makes each anew when asked."""
+    """``name -> (field, type, nullable, is text)``. Cached because Arrow builds these objects anew at each access."""
     return {f.name: (f, f.type, f.nullable, f.type == pa.string()) for f in stored_schema(table)}
 
 
 def _nulls(rows: int, kind: pa.DataType) -> pa.Array:
-    """Rows of steps between samples are written one by one, and a third of their columns is null."""
+    """A column of ``rows`` nulls; cached for one row, because unsampled steps are written row by row, a third null."""
     return _one_null(kind) if rows == 1 else pa.nulls(rows, kind)
 
 
@@ -293,8 +297,8 @@ def _one_null(kind: pa.DataType) -> pa.Array:
     return pa.nulls(1, kind)
 
 
-def _has_too_long(strings: pa.Array) -> bool:
-    """Whether one of them is longer than readers take; most often all together are not."""
+def _has_long_string(strings: pa.Array) -> bool:
+    """Return whether a string is longer than ``MAX_STRING_BYTES``; quick if all strings together are not."""
     if strings.nbytes <= MAX_STRING_BYTES:
         return False
     return max((len(text.encode()) for text in strings.to_pylist() if text is not None), default=0) > MAX_STRING_BYTES

@@ -1,1 +1,1 @@
-"""The HTML report: one file to look at, to send and to print; see :func:`precdoctor.reporting.html.page.render`."""
+"""The HTML report, a single file; see :func:`precdoctor.reporting.html.page.render`."""

@@ -1,4 +1,4 @@
-"""What was recorded and how: dtypes, what recording cost and lost, and what this run cannot tell."""
+"""The last sections of the report: recorded dtypes, ops, facts and cost of the recording, and what is not recorded."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from precdoctor.reporting.text import clean, not_neutral, number, size
 
 
 def coverage(survey: Survey) -> list[dict[str, Any]]:
-    """Per kind and dtype: tensors, rows, elements, and the share of the kind's elements."""
-    found: dict[tuple[str, str], list[int]] = {}
+    """By kind and dtype: numbers of tensors, rows and elements, and the share of the kind's elements, with its bar."""
+    counts_of: dict[tuple[str, str], list[int]] = {}
     per_kind: dict[str, int] = {}
     for at, tensor in enumerate(survey.tensors):
         total = survey.total(at)
-        cell = found.setdefault((tensor.kind, tensor.dtype), [0, 0, 0])
+        cell = counts_of.setdefault((tensor.kind, tensor.dtype), [0, 0, 0])
         for i, value in enumerate((1, total.rows, total.numel)):
             cell[i] += value
         per_kind[tensor.kind] = per_kind.get(tensor.kind, 0) + total.numel
     rank = {kind: at for at, kind in enumerate(KIND_ORDER)}
     out = []
     for (kind, dtype), (tensors, rows, elements) in sorted(
-        found.items(), key=lambda item: (rank.get(item[0][0], len(rank)), -item[1][2])
+        counts_of.items(), key=lambda item: (rank.get(item[0][0], len(rank)), -item[1][2])
     ):
         share = elements / per_kind[kind] if per_kind[kind] else 0.0
         bar = svg.stretched(svg.el("rect", width=svg.WIDE * share, height=svg.HIGH, class_="sharebar"))
@@ -40,7 +40,7 @@ def coverage(survey: Survey) -> list[dict[str, Any]]:
 
 
 def ops(view: RunView) -> list[tuple[str, ...]]:
-    """Op, phase, dtypes, calls, elements, amax and modules, as deep scans saw them."""
+    """``(op, phase, dtypes, calls, elements, amax, modules)`` of the ops in deep scans."""
     return [
         (
             clean(row.op, 60),
@@ -56,7 +56,7 @@ def ops(view: RunView) -> list[tuple[str, ...]]:
 
 
 def facts(view: RunView, survey: Survey) -> list[tuple[str, str]]:
-    """Label and value, one row per thing worth knowing of the recording."""
+    """``(label, value)`` of the facts of the recording; empty values are left out."""
     return [(label, clean(value, 400)) for label, value in _facts(view, survey) if value]
 
 
@@ -89,7 +89,7 @@ def _facts(view: RunView, survey: Survey) -> Iterator[tuple[str, str]]:
 
 
 def not_recorded(view: RunView, survey: Survey) -> list[str]:
-    """What this log cannot tell, one sentence each."""
+    """Sentences on what the log lacks: unsampled steps, excluded modules, kinds without rows, lost rows."""
     return [clean(sentence, 400) for sentence in _gaps(view, survey)]
 
 

@@ -1,4 +1,4 @@
-"""Findings as a person would tell them, each with the picture that is its evidence."""
+"""Prepares the findings for the page, each with drawings of its evidence."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from precdoctor.reporting.finding_view import KINDS, place, predicted_effect
 from precdoctor.reporting.html import svg
 from precdoctor.reporting.text import clean, clean_block, number
 
-#: Tensors of the path beyond the origin that are drawn before the middle is left out.
+#: Most tensors after the origin on a path; of more, the middle is left out.
 _AFTER = 6
-#: A headroom of this many binades fills the meter.
+#: With this headroom, in binades, or more the meter is empty.
 _METER = 16.0
+#: Below this headroom, in binades, a tensor is marked as near its limit.
 _NEAR = 2.0
 
 
 @dataclass(frozen=True)
 class Strip:
-    """Exponents of one tensor against the range of its format."""
+    """A drawing with axis and caption, and its data as rows of a table."""
 
     drawing: Markup
     axis: Markup
@@ -37,7 +38,7 @@ class Strip:
 
 
 def card(view: RunView, finding: Finding) -> dict[str, Any]:
-    """Everything about one finding, as text and drawings, by the names that the page calls it."""
+    """The texts and drawings of one finding, by their names in the template."""
     evidence = finding.evidence
     return {
         "code": clean(finding.code, 40),
@@ -74,24 +75,24 @@ def _items(value: Any) -> list[Mapping[str, Any]]:
 
 
 def _facts(finding: Finding) -> list[tuple[str, str, str]]:
-    """Label, text and a line of code where there is one."""
+    """``(label, text, line of code or "")`` of the facts of a finding; facts without text are left out."""
     evidence, location = finding.evidence, finding.location
-    out = [("where", place(finding), "")]
+    facts = [("where", place(finding), "")]
     for name, source in (("source", location.source), ("seen at", evidence.get("detected_at"))):
         if isinstance(source, Source):
-            out.append((name, clean(f"{source.file}:{source.line}"), clean((source.code or "").strip())))
-    out.append(("op", clean(location.op or ""), ""))
-    out.append(("cause", clean(finding.cause or ""), ""))
+            facts.append((name, clean(f"{source.file}:{source.line}"), clean((source.code or "").strip())))
+    facts.append(("op", clean(location.op or ""), ""))
+    facts.append(("cause", clean(finding.cause or ""), ""))
     if finding.confidence < 1.0:
         reason = evidence.get("confidence_reason")
-        out.append(("certainty", percent(finding.confidence) + (f": {clean(reason)}" if reason else ""), ""))
-    out.append(("resume", clean(finding.resume_words), ""))
-    return [fact for fact in out if fact[1]]
+        facts.append(("certainty", percent(finding.confidence) + (f": {clean(reason)}" if reason else ""), ""))
+    facts.append(("resume", clean(finding.resume_words), ""))
+    return [fact for fact in facts if fact[1]]
 
 
 def _shares(tensors: Any) -> list[tuple[str, str, Markup]]:
-    """The tensors a finding lists, with the share it is about as a bar."""
-    out = []
+    """``(place, share in percent, bar)`` of the tensors in a finding's evidence; those without a share are left out."""
+    rows = []
     for entry in _items(tensors)[:16]:
         name = next((k for k in ("flushed_share", "lost_share", "saturated_share") if k in entry), None)
         share = entry.get(name) if name else None
@@ -99,15 +100,15 @@ def _shares(tensors: Any) -> list[tuple[str, str, Markup]]:
             continue
         where = entry.get("parameter") or entry.get("module") or entry.get("root") or ""
         bar = svg.stretched(svg.el("rect", width=svg.WIDE * float(share), height=svg.HIGH, class_="sharebar"))
-        out.append((clean(where, 200), percent(float(share)), bar))
-    return out
+        rows.append((clean(where, 200), percent(float(share)), bar))
+    return rows
 
 
 # -- the exponents of the finding's tensor ----------------------------------------------------------------------------
 
 
 def _strip(evidence: Any) -> Strip | None:
-    """The exponents as bars over the range of the tensor's own format."""
+    """The exponent histogram of the finding's tensor on the range of its format; None if the evidence has none."""
     if not isinstance(evidence, Mapping):
         return None
     fmt = known_format(str(evidence.get("dtype")))
@@ -119,7 +120,7 @@ def _strip(evidence: Any) -> Strip | None:
         return None
     smallest, largest = max(bin_of(fmt.min_subnormal), EXP_MIN), min(bin_of(fmt.max), EXP_MAX)
     last = histogram.lo + histogram.counts.size - 1
-    wide = largest - smallest > 80  # of FP32 and BF16 only the neighbourhood of the values is worth the room
+    wide = largest - smallest > 80  # the range of FP32 or BF16 is too wide to draw: show the surroundings of the values
     low = min(histogram.lo, smallest) - 2 if not wide else histogram.lo - 6
     high = max(last, largest) + 3 if not wide else last + 7
     top = math.log2(1 + int(histogram.counts.max()))
@@ -128,7 +129,7 @@ def _strip(evidence: Any) -> Strip | None:
         for k, c in zip(range(histogram.lo, last + 1), histogram.counts.tolist(), strict=True)
         if c > 0
     ]
-    drawing = svg.stretched(*_bands(fmt, low, high, 40), *bars, view=(low, 0, high - low, 40))
+    drawing = svg.stretched(*_bands(fmt, low, high), *bars, view=(low, 0, high - low, 40))
     amax = evidence.get("amax")
     caption = f"{fmt.name}: grey is outside its range, tinted are its subnormal numbers"
     if isinstance(amax, (int, float)) and 0.0 < amax < math.inf:
@@ -146,43 +147,43 @@ def _strip(evidence: Any) -> Strip | None:
     return Strip(drawing, axis, caption + ".", rows)
 
 
-def _bands(fmt: Format, low: float, high: float, height: float) -> list[Markup]:
-    """What lies outside a format, and where it has fewer bits."""
+def _bands(fmt: Format, low: float, high: float) -> list[Markup]:
+    """Rectangles for the ranges outside a format and for its subnormal range; the x axis is the binary exponent."""
     flush, normal = math.log2(fmt.flush_limit), math.log2(fmt.min_normal)
     end = math.log2(fmt.max)
     spans = ((low, flush, "outside"), (flush, normal, "subband"), (end, high, "outside"))
     return [
-        svg.el("rect", x=max(a, low), width=min(b, high) - max(a, low), height=height, class_=name)
+        svg.el("rect", x=max(a, low), width=min(b, high) - max(a, low), height=40, class_=name)
         for a, b, name in spans
         if min(b, high) > max(a, low)
     ]
 
 
 def _history(finding: Finding) -> Strip | None:
-    """How amax came nearer to the end of the format before it was reached."""
-    seen = [
+    """The amax of the healthy steps before the finding, as a line; None with fewer than three steps."""
+    points_before = [
         (int(h["step"]), float(h["amax"]))
         for h in _items(finding.evidence.get("history"))
         if isinstance(h.get("step"), int) and isinstance(h.get("amax"), (int, float)) and h["amax"] > 0
     ]
     evidence = finding.evidence.get("range")
     fmt = known_format(str(evidence.get("dtype"))) if isinstance(evidence, Mapping) else None
-    if len(seen) < 3 or fmt is None:
+    if len(points_before) < 3 or fmt is None:
         return None
-    ends = [math.log2(a) for _, a in seen]
+    ends = [math.log2(a) for _, a in points_before]
     end = math.log2(fmt.max)
     low, high = min(ends), max(*ends, end) if end - max(ends) < 24 else max(ends) + 1
-    span, steps = max(high - low, 1.0), max(seen[-1][0] - seen[0][0], 1)
+    span, steps = max(high - low, 1.0), max(points_before[-1][0] - points_before[0][0], 1)
     points = [
-        (svg.WIDE * (s - seen[0][0]) / steps, 92 - 84 * (math.log2(a) - low) / span) for s, a in seen
+        (svg.WIDE * (s - points_before[0][0]) / steps, 92 - 84 * (math.log2(a) - low) / span) for s, a in points_before
     ]  # fmt: skip
     drawn = [svg.el("path", d=svg.line_path(points), class_="line run0")]
     if high >= end:
         drawn.append(svg.el("path", d=f"M0 {92 - 84 * (end - low) / span:.1f}h{svg.WIDE}", class_="limit"))
-    span_text = f"{number(seen[0][1])} to {number(seen[-1][1])}"
+    span_text = f"{number(points_before[0][1])} to {number(points_before[-1][1])}"
     caption = f"amax at the healthy steps before: {span_text}; the line is the end of {fmt.name}."
-    rows = [(f"step {s}", number(a)) for s, a in seen]
-    first, last = seen[0][0], seen[-1][0]
+    rows = [(f"step {s}", number(a)) for s, a in points_before]
+    first, last = points_before[0][0], points_before[-1][0]
     axis = svg.axis((((s - first) / steps, number(s)) for s in svg.ticks(first, last)), "13")
     return Strip(svg.stretched(*drawn), axis, caption, rows)
 
@@ -191,7 +192,7 @@ def _history(finding: Finding) -> Strip | None:
 
 
 def _path(view: RunView, finding: Finding) -> list[dict[str, Any]]:
-    """The tensors that lead to the finding's own, then where its values went, up to the loss."""
+    """The tensors on the path to the finding's tensor, then the non-finite tensors after it, up to the loss."""
     entries = _items(finding.evidence.get("path"))
     if not entries:
         return []
@@ -245,7 +246,7 @@ def _node(entry: Mapping[str, Any], state: str, source: str = "") -> dict[str, A
 
 
 def _meter(room: float | None) -> Markup | None:
-    """A bar that is full when nothing is left."""
+    """A bar for a headroom in binades, full at 0; None for None."""
     if room is None:
         return None
     full = 1.0 - min(max(room, 0.0), _METER) / _METER

@@ -1,4 +1,4 @@
-"""Layer x step: how much of each tensor was subnormal, and how near its largest element came to the format's end."""
+"""Draws the charts of layer x step: share of subnormal elements, and headroom below the largest number of the dtype."""
 
 from __future__ import annotations
 
@@ -24,27 +24,25 @@ from precdoctor.reporting.html.layers import (
     in_order,
     label,
 )
-from precdoctor.reporting.html.survey import Survey, column_spans, headroom
+from precdoctor.reporting.html.survey import SCALED_BITS, Survey, column_spans, headroom
 from precdoctor.reporting.text import clean, number
 
-#: Most rows of a chart; those left out are the ones with the least to see.
+#: Most rows of a chart; rows with the lowest levels are left out.
 ROWS = 32
-#: Lower ends of the levels of a share, and upper ends of those of a headroom in binades.
+#: Lower bounds of the levels of a share, and upper bounds of the levels of a headroom in binades.
 SHARE_LEVELS = (1e-6, 0.001, 0.01, 0.05, 0.1, 0.25, 0.5)
 ROOM_LEVELS = (12.0, 8.0, 4.0, 2.0, 1.0, 0.5)
-#: Cells without a row, and those with nothing non-finite but -Inf, as masks have it.
+#: Levels of a cell without a row, and of a cell whose only non-finite values are -Inf, as in a mask.
 MISSING, MASK = -1, -2
-#: The level of a NaN or Inf.
+#: Level of a cell with a NaN or Inf.
 NOT_FINITE = 99
-#: Formats of 8 bits and fewer are filled to the brim on purpose, by their scale: no headroom to worry about.
-_SCALED_BITS = 8
 
 
 @dataclass(frozen=True)
 class Row:
-    """One tensor of a chart and its line of the table; with ``full`` empty, the heading of a kind of tensors.
+    """One tensor of a chart, and its row in the table; if ``full`` is empty, the heading of a kind of tensors.
 
-    ``label`` and ``narrow`` are ``full`` with the middle left out where there is no room for it.
+    ``label`` and ``narrow`` are ``full``, shortened in the middle for wide and for narrow pages.
     """
 
     label: str
@@ -58,7 +56,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Heatmap:
-    """A chart of rows x columns; ``drawing`` has one unit per cell."""
+    """A chart of rows x columns; a cell of ``drawing`` is one unit wide and high. ``levels`` is the legend."""
 
     rows: list[Row]
     drawing: Markup
@@ -68,7 +66,7 @@ class Heatmap:
 
 
 def underflow(view: RunView, survey: Survey) -> Heatmap | None:
-    """Share of the non-zero elements that are subnormal in the tensor's own dtype; None where none is."""
+    """The chart of the share of non-zero elements that are subnormal in their dtype; None if there are none."""
     shares = survey.cells("subnormal")
 
     def level(tensor: int) -> npt.NDArray[np.int64]:
@@ -85,10 +83,10 @@ def underflow(view: RunView, survey: Survey) -> Heatmap | None:
 
 
 def saturation(view: RunView, survey: Survey) -> Heatmap | None:
-    """Binades between amax and the end of the tensor's own dtype, where fewer than 12 are left; non-finite steps."""
+    """The chart of the headroom below 12 binades, and of non-finite values; None if there is nothing to show."""
     rooms = [headroom(survey, t) for t in range(len(survey.tensors))]
     bad, masked = survey.cells("non_finite"), survey.cells("masked")
-    wide = [(f := known_format(t.dtype)) is not None and f.bits > _SCALED_BITS for t in survey.tensors]
+    wide = [(f := known_format(t.dtype)) is not None and f.bits > SCALED_BITS for t in survey.tensors]
 
     def level(tensor: int) -> npt.NDArray[np.int64]:
         room = rooms[tensor]
@@ -122,11 +120,11 @@ def _heatmap(
 ) -> Heatmap | None:
     ordered = [t for t in in_order(view, survey) if known_format(survey.tensors[t].dtype) is not None]
     levels = {t: level(t) for t in ordered}
-    told = [t for t in ordered if (levels[t] > 0).any()]
-    if not told:
+    notable = [t for t in ordered if (levels[t] > 0).any()]
+    if not notable:
         return None
-    kept = sorted(told, key=lambda t: _interest(levels[t], worst(t)[0]))[:ROWS]
-    shown = [t for t in told if t in set(kept)]
+    kept = sorted(notable, key=lambda t: _interest(levels[t], worst(t)[0]))[:ROWS]
+    shown = [t for t in notable if t in set(kept)]
     spans = column_spans(survey)
     several = has_several_roots(survey.tensors)
     fulls = {t: label(survey.tensors[t], several_roots=several) for t in shown}
@@ -145,10 +143,10 @@ def _heatmap(
         rows.append(Row(wide[full], narrow[full], full, kind, clean(tensor.dtype, 40), text, steps))
         lines.append(levels[t])
     drawing = _cells(lines, len(spans), prefix)
-    quiet = len(ordered) - len(told)
+    quiet = len(ordered) - len(notable)
     note = f"{plural(len(shown), 'tensor')} of {number(len(ordered))}"
-    if len(told) > len(shown):
-        note += f", the most telling of {number(len(told))} with something to see"
+    if len(notable) > len(shown):
+        note += f", the most telling of {number(len(notable))} with something to see"
     if quiet:
         note += f"; {number(quiet)} without are left out"
     per_column = max(b - a + 1 for a, b in spans)
@@ -160,9 +158,9 @@ def _heatmap(
 
 
 def _interest(levels: npt.NDArray[np.int64], worst: float) -> tuple[float, ...]:
-    """Smallest first: the deepest finite level, then the earliest non-finite column, then the worst value.
+    """Sort key, smallest first: by the highest finite level, the earliest non-finite column, and the worst value.
 
-    After a NaN nearly every tensor is non-finite for the rest of the run; those that led there are the ones to see.
+    After a NaN nearly every tensor stays non-finite. The tensors that caused it have high finite levels before.
     """
     bad = np.flatnonzero(levels == NOT_FINITE)
     finite = int(np.where(levels == NOT_FINITE, 0, levels).max())
@@ -170,7 +168,7 @@ def _interest(levels: npt.NDArray[np.int64], worst: float) -> tuple[float, ...]:
 
 
 def _cells(rows: Sequence[npt.NDArray[np.int64] | None], width: int, prefix: str) -> Markup:
-    """One path per level: runs of equal cells are one rectangle. A heading has no cells."""
+    """The cells as one SVG path per level, runs of equal cells as one rectangle. None in ``rows`` is a heading."""
     paths: dict[int, list[str]] = {}
     for y, cells in enumerate(rows):
         if cells is None:
@@ -189,5 +187,5 @@ def _cells(rows: Sequence[npt.NDArray[np.int64] | None], width: int, prefix: str
 def _axis(spans: Sequence[tuple[int, int]]) -> Markup:
     count = len(spans)
     every = math.ceil(count / 8)
-    chosen = [*range(0, count - every // 2 - 1, every), count - 1]  # the last one is named: columns need not be even
+    chosen = [*range(0, count - every // 2 - 1, every), count - 1]  # the last is always labelled: columns may be uneven
     return svg.axis((((at + 0.5) / count, number(spans[at][0])) for at in chosen), "14")

@@ -1,4 +1,4 @@
-"""In which order tensors are shown, and what they are called."""
+"""Orders the tensors of the page, and labels them, shortened to the width at hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from precdoctor.reporting.html.survey import Survey, TensorId
 from precdoctor.reporting.text import clean
 from precdoctor.runlog.schema import KINDS
 
-#: Kinds as the page calls them.
+#: Names of the kinds on the page.
 KIND_TITLES = {
     "batch": "batch",
     "input": "inputs made between modules",
@@ -36,7 +36,7 @@ KIND_TITLES = {
     "kv_key": "cached keys",
     "kv_value": "cached values",
 }
-#: In the order of the page: what people look at first, first.
+#: Order of the kinds on the page, the most important first.
 KIND_ORDER = (
     *("output", "grad_output", "weight_grad", "weight", "weight_grad_step", "update", "input", "batch", "loss"),
     *("opt_state", "master_weight", "buffer", "logits", "kv_key", "kv_value"),
@@ -44,10 +44,10 @@ KIND_ORDER = (
 )
 #: Kinds whose values carry the loss scale.
 SCALED_KINDS = ("grad_output", "weight_grad", "loss")
-#: Longest label on the page, the longest of the range map, and the longest on a telephone, in columns of a monospaced
-#: font. The middle of a longer name is left out; the whole is in the tooltip and the table, and is what is copied.
+#: Longest label on the page, in the range map, and on a telephone, in columns of a monospaced font. Longer names are
+#: shortened in the middle; tooltip, table and copied text have the whole name.
 LABEL, MAP_LABEL, NARROW_LABEL = 42, 30, 22
-#: What stands for the middle of a name; a part cut to fewer columns than this is dropped instead.
+#: Mark for the dropped middle of a name; a part that would be cut to fewer columns than the second is dropped.
 _DROPPED, _LEAST = "…", 3
 _PARTS = re.compile(r"[^. ]+[. ]*|[. ]+")
 _RUN = re.compile("…{2,}")
@@ -56,19 +56,19 @@ assert set(KIND_ORDER) == set(KINDS) == set(KIND_TITLES)
 
 
 def depth(view: RunView, survey: Survey) -> Mapping[tuple[str, str], float]:
-    """Where each layer stands: in order of execution; one that was not executed under hooks stays near its neighbour.
+    """The sort key of each layer: its place in the order of the forward pass, also for its gradients and weights.
 
-    Gradients are shown in the order of the forward pass, so that a layer stands in the same place everywhere.
+    A module that no hook saw comes directly after the module before it in the module tree.
     """
-    seen: dict[tuple[str, str], float] = {}
+    recorded: dict[tuple[str, str], float] = {}
     for at, tensor in enumerate(survey.tensors):
         order = survey.order(at)
         if tensor.kind in FORWARD_KINDS and order is not None:
-            seen[tensor.layer] = min(seen.get(tensor.layer, order), float(order))
-    places, last = dict(seen), -1.0
+            recorded[tensor.layer] = min(recorded.get(tensor.layer, order), float(order))
+    places, last = dict(recorded), -1.0
     for layer in view.module_classes:
-        if layer in seen:
-            last = seen[layer]
+        if layer in recorded:
+            last = recorded[layer]
         else:
             last += 1e-6
             places.setdefault(layer, last)
@@ -79,7 +79,7 @@ def depth(view: RunView, survey: Survey) -> Mapping[tuple[str, str], float]:
 
 
 def in_order(view: RunView, survey: Survey, kinds: Sequence[str] | None = None) -> list[int]:
-    """The tensors by kind, then by depth."""
+    """Indices of the tensors of ``kinds`` (None: all), ordered by kind, then by :func:`depth`."""
     places = depth(view, survey)
     rank = {kind: at for at, kind in enumerate(KIND_ORDER)}
     chosen = [t for t in range(len(survey.tensors)) if kinds is None or survey.tensors[t].kind in kinds]
@@ -92,14 +92,15 @@ def in_order(view: RunView, survey: Survey, kinds: Sequence[str] | None = None) 
 
 
 def has_several_roots(tensors: Sequence[TensorId]) -> bool:
-    """Whether labels must say which model a module is in."""
+    """Return whether modules of several roots occur, so that labels must name the root."""
     return len({t.root for t in tensors if t.module}) > 1
 
 
 def label(tensor: TensorId, *, several_roots: bool = False) -> str:
-    """``blocks.3.proj.weight`` for what a module owns, ``blocks.3.proj [0]`` for a leaf of what goes through it.
+    """The label of a tensor: ``blocks.3.proj.weight`` for a parameter or buffer, ``blocks.3.proj [0]`` for a leaf of an
+    activation.
 
-    A module called several times in a step has ``#2`` and so on behind it; a model is named where there are several.
+    The second call of a module in a step gets `` #2``, and so on; with ``several_roots`` the root comes first.
     """
     owned = tensor.kind not in (*FORWARD_KINDS, "grad_output", "loss")
     module = tensor.module or tensor.root or "loss"
@@ -111,26 +112,29 @@ def label(tensor: TensorId, *, several_roots: bool = False) -> str:
 
 
 def elided(names: Iterable[str], limit: int) -> dict[str, str]:
-    """Each name in at most ``limit`` columns of a monospaced font; different names stay different where they can.
+    """Shorten names to at most ``limit`` columns of a monospaced font, if possible without making two names equal.
 
-    What all of them begin with goes first; numbers of layers and the last part stay:
+    A common beginning is dropped first; numbers of layers and the last part are kept:
     ``model.transformer.h.11.attn.c_attn`` in 20 columns is ``…h.11.attn.c_attn``.
+
+    Returns:
+        The short form of each name.
     """
-    known = list(dict.fromkeys(names))
-    start = _common_start(known) if any(cell_len(name) > limit for name in known) else ""
-    found = {
+    unique = list(dict.fromkeys(names))
+    start = _common_start(unique) if any(cell_len(name) > limit for name in unique) else ""
+    short = {
         name: _elide(_DROPPED + name.removeprefix(start) if start and name.startswith(start) else name, limit)
-        for name in known
+        for name in unique
     }
     ways = (partial(_elide, from_end=True), partial(_elide_all, from_end=True), _middle)
     for cut in (partial(way, limit=limit) for way in ways):
-        count = Counter(found.values())
-        found |= {name: cut(name) for name, text in found.items() if count[text] > 1}
-    return found
+        count = Counter(short.values())
+        short |= {name: cut(name) for name, text in short.items() if count[text] > 1}
+    return short
 
 
 def _common_start(names: Sequence[str]) -> str:
-    """What all names of several parts begin with, up to the first number or the last part."""
+    """The common beginning of all names with several parts; it ends before the first number and the last part."""
     leads = [parts[:-1] for parts in map(_PARTS.findall, names) if len(parts) > 1]
     shared = [same[0] for same in zip(*leads, strict=False) if len(set(same)) == 1]
     at = next((n for n, part in enumerate(shared) if _is_number(part)), len(shared))
@@ -142,7 +146,9 @@ def _is_number(part: str) -> bool:
 
 
 def _elide(name: str, limit: int, *, from_end: bool = False) -> str:
-    """Drop parts from the left, or from the right, until the rest fits; behind a part that stays, keep a beginning."""
+    """Drop parts, from the left or from the right, until the rest fits; keep the start of the last dropped part if it
+    fits after a kept part.
+    """
     parts = _PARTS.findall(name)
     if cell_len(name) <= limit:
         return name
@@ -158,7 +164,7 @@ def _elide(name: str, limit: int, *, from_end: bool = False) -> str:
 
 
 def _elide_all(name: str, limit: int, *, from_end: bool = False) -> str:
-    """The same, the last part in at most half of the limit."""
+    """As :func:`_elide`, after shortening the last part to half of the limit."""
     *before, last = _PARTS.findall(name)
     shorter = _middle(last, limit // 2)
     if not before or shorter == last:
@@ -171,7 +177,7 @@ def _joined(parts: Sequence[str]) -> str:
 
 
 def _middle(text: str, limit: int) -> str:
-    """Both ends, the second twice as long."""
+    """Drop the middle of ``text``; the end keeps twice as many columns as the beginning."""
     if cell_len(text) <= limit:
         return text
     tail = (limit - 1) * 2 // 3

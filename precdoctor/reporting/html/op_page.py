@@ -1,4 +1,4 @@
-"""Two runs compared op by op, as one HTML file that loads nothing and runs nothing."""
+"""Renders an op-by-op comparison of two runs as one HTML file without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from precdoctor.reporting import op_view
 from precdoctor.reporting.html.page import asset, digest, template
 from precdoctor.reporting.text import clean, number
 
-#: Rows of the tree and of the list of differences.
+#: Most rows of the tree, and of the list of differences.
 MOST_ROWS = 1000
-#: The tree is indented no further.
+#: Deepest indentation of the tree.
 _DEPTH = 12
 
 
 def render(found: OpComparison) -> str:
-    """The page; names and source lines in it are escaped."""
+    """The HTML page; recorded names and source lines are escaped."""
     first = found.first
     origin = first.origin if first is not None else None
     style, *lines = op_view.verdict(found)
@@ -49,7 +49,7 @@ def render(found: OpComparison) -> str:
 
 
 def _tensors(origin: Difference) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Name, run and figures, a row each."""
+    """Rows of the table of tensors: ``(name, run, figures)``."""
     for name, x, y in op_view.tensor_rows(origin):
         if x is not None and y is not None and x.fingerprint is not None and x.fingerprint == y.fingerprint:
             yield clean(name, 200), "A = B", op_view.figures(x)

@@ -1,4 +1,4 @@
-"""From a run to one HTML file: it loads nothing, runs nothing but its own script, and every name in it is escaped."""
+"""Renders the report of a run as one HTML file: no external resources, one script, every recorded name escaped."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from precdoctor.reporting.terminal import MARKS, verdict_line
 from precdoctor.reporting.text import clean, number
 from precdoctor.runlog.reader import Run
 
-#: A report never gets larger; histograms of some steps are left out until it fits.
+#: Target size of a report; histograms of steps are dropped until it fits.
 MOST_BYTES = 2_000_000
-#: Findings beyond this many are named on one line each.
+#: Findings beyond this many get one line each.
 FULL_FINDINGS = 12
-#: Every report begins with these bytes; what does is one, and may be replaced by a newer one.
+#: The first bytes of every report. Only a file that begins with them may be overwritten by a newer report.
 MARK = '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="generator" content="precdoctor '
 _CODE = re.compile(r"`([^`]+)`")
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A run and everything gathered from it."""
+    """A run with its survey and its diagnosis, ready to be rendered."""
 
     view: RunView
     survey: Survey
@@ -55,7 +55,7 @@ def subject(run: Run, options: RuleOptions | None = None) -> Subject:
     """Diagnose and survey a run.
 
     Raises:
-        NothingRecordedError: it holds no training step.
+        NothingRecordedError: the run holds no training step.
     """
     view = view_of(run)
     diagnosis = diagnose_view(view, select_rules(), resolve_options(options or {}))
@@ -65,14 +65,15 @@ def subject(run: Run, options: RuleOptions | None = None) -> Subject:
 
 
 def render(run: Run, against: Run | None = None, *, options: RuleOptions | None = None) -> str:
-    """The report of ``run`` as HTML, at most :data:`MOST_BYTES` long.
+    """The report of ``run`` as HTML, of at most :data:`MOST_BYTES` if dropping histograms of steps achieves that.
 
     Args:
-        against: another run, drawn on the same axes in a second hue.
-        options: per rule the thresholds to change, as for :func:`precdoctor.diagnosis.engine.diagnose`.
+        run: the run.
+        against: a second run to overlay in another colour.
+        options: changed thresholds, by rule, as for :func:`precdoctor.diagnosis.engine.diagnose`.
 
     Raises:
-        NothingRecordedError: one of them holds no training step.
+        NothingRecordedError: a run holds no training step.
     """
     ours = subject(run, options)
     other = None if against is None else subject(against, options)
@@ -114,7 +115,7 @@ def _write(context: Mapping[str, Any], ranges: rangemap.RangeMap, others: rangem
 
 
 def script_json(data: Any) -> Markup:
-    """JSON for a script element: nothing in it can end the element or begin a comment."""
+    """JSON for a script element, escaped so that it can neither end the element nor begin a comment."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     for character in "<>&'":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -122,12 +123,12 @@ def script_json(data: Any) -> Markup:
 
 
 def prose(text: str) -> Markup:
-    """Text in which `names` are set as code."""
+    """Escaped text, with `names` in backticks as code elements."""
     return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped first
 
 
 def breakable(name: str) -> Markup:
-    """A name that a narrow page breaks behind its dots and underscores; copied, it is still one word."""
+    """An escaped name with optional line breaks after dots and underscores; they do not appear in copied text."""
     return Markup(re.sub(r"([._])(?=[^._])", r"\1<wbr>", str(escape(name))))  # noqa: S704 - escaped first
 
 
@@ -165,9 +166,9 @@ def _context(ours: Subject, other: Subject | None) -> dict[str, Any]:
 
 
 def _start(ours: Subject) -> dict[str, Any]:
-    """Where the range map begins: at the tensor of the first finding that has one, else at the activations.
+    """The initial state of the range map: kind and step of the first finding on a tensor, else the activations.
 
-    In the format that the run itself uses. Of a run with FP8 operands that is E4M3 with a scale per tensor, as its own.
+    The format is that of the finding's tensor, or the run's own; for a run with FP8 operands E4M3, scaled per tensor.
     """
     located = next((f for f in ours.diagnosis.findings if f.location.kind is not None), None)
     evidence = located.evidence.get("range") if located is not None else None
@@ -182,12 +183,12 @@ def _start(ours: Subject) -> dict[str, Any]:
 
 
 def _outcome(rule: RuleOutcome) -> tuple[str, str, str, str, str]:
-    """Code, name, status, reason, and the status as a mark."""
+    """``(code, name, status, reason, mark of the status)``."""
     return (clean(rule.code, 20), clean(rule.name, 80), rule.status.value, clean(rule.reason), MARKS[rule.status][0])
 
 
 def _other(other: Subject) -> dict[str, Any]:
-    """The run of a comparison: what it is and what was found in it."""
+    """The facts and findings of the second run, for the template."""
     return {
         "name": other.name,
         "path": clean(other.diagnosis.run.get("path", "")),
@@ -199,18 +200,18 @@ def _other(other: Subject) -> dict[str, Any]:
 
 
 def asset(name: str) -> str:
-    """A style sheet or script of the package."""
+    """The text of a style sheet or script of the package."""
     return (resources.files("precdoctor.reporting.html") / "templates" / name).read_text(encoding="utf-8")
 
 
 def digest(text: str) -> str:
-    """As a content security policy names an inline script or style."""
+    """The SHA-256 by which a content security policy permits an inline script or style."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 @lru_cache
 def template(name: str) -> Any:
-    """A page of the package: every value is escaped, and one that is missing is an error."""
+    """A Jinja template of the package: values are escaped, and a missing value is an error."""
     environment = Environment(
         loader=PackageLoader("precdoctor.reporting.html"),
         autoescape=True,

@@ -1,6 +1,6 @@
-"""The data behind the range map: exponent histograms of chosen steps, and the limits of the formats beside them.
+"""Prepares the data of the range map: exponent histograms of selected steps, and the limits of the formats.
 
-The page computes from these numbers alone; ``predict.js`` is the twin of :mod:`precdoctor.numerics.prediction`.
+The page computes its predictions from these numbers in ``predict.js``, a port of :mod:`precdoctor.numerics.prediction`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from precdoctor.reporting.html.survey import Survey, TensorId, Total
 from precdoctor.reporting.text import clean
 from precdoctor.runlog.schema import KINDS
 
-#: What the map can be switched to; the first four are drawn over it.
+#: The formats that a reader can select; the ranges of the first four are drawn on the map.
 FORMATS: tuple[Format, ...] = (FP16, BF16, E4M3FN, E5M2, E2M1, FP32)
-#: Bytes of histograms the page carries, and the most steps on its slider.
+#: Most bytes of histograms in the page, and most steps on its slider.
 BUDGET = 700_000
 MOST_STEPS = 48
-#: A format that holds less than this share of the activations is not the run's own.
+#: Least share of the activations in a format for it to count as the run's own.
 OWN_SHARE = 0.1
-#: Share of a tail whose lowest bins are not worth their bytes.
+#: The lowest bins of a tail are dropped up to this share of it, to save bytes.
 _NEGLIGIBLE = 1e-11
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _COLUMNS = (
@@ -51,7 +51,7 @@ _COLUMNS = (
 
 
 def offered(dtype: str) -> Format | None:
-    """The format of the map that a logged dtype is in, or the nearest to it; None for what is no floating point."""
+    """The format of :data:`FORMATS` that is or is nearest to a recorded dtype; None if it is not floating-point."""
     fmt = known_format(dtype)
     if fmt is None or fmt in FORMATS:
         return fmt
@@ -59,7 +59,7 @@ def offered(dtype: str) -> Format | None:
 
 
 def own_format(survey: Survey) -> Format:
-    """The narrowest format that at least a tenth of the activations are in; E4M3 where operands are cast to FP8."""
+    """The narrowest format of at least a tenth of the activations; E4M3 if operands are cast to FP8."""
     if any(tensor.kind == "fp8_operand" for tensor in survey.tensors):
         return E4M3FN
     elements: Counter[Format] = Counter()
@@ -75,7 +75,7 @@ def own_format(survey: Survey) -> Format:
 
 
 def format_data(fmt: Format) -> dict[str, Any]:
-    """What ``predict.js`` needs to know of a format; every number is exact in JSON."""
+    """The limits of a format for ``predict.js``; every number is exact in JSON."""
     limits = Limits.of(fmt)
     return {
         "name": fmt.name,
@@ -91,19 +91,19 @@ def format_data(fmt: Format) -> dict[str, Any]:
 
 
 def choose_steps(recorded: Sequence[int], wanted: Iterable[int], most: int) -> list[int]:
-    """The steps the slider stops at: first and last, the wanted ones that were recorded, the rest evenly between."""
+    """At most ``most`` steps for the slider: first, last, the recorded ones of ``wanted``, others evenly spaced."""
     most = max(2, most)
     if len(recorded) <= most:
         return list(recorded)
-    known = set(recorded)
-    chosen = list(dict.fromkeys([recorded[-1], recorded[0], *(s for s in wanted if s in known)]))[:most]
+    available = set(recorded)
+    chosen = list(dict.fromkeys([recorded[-1], recorded[0], *(s for s in wanted if s in available)]))[:most]
     missing = most - len(chosen)
     even = [recorded[round((i + 1) * (len(recorded) - 1) / (missing + 1))] for i in range(missing)]
     return sorted({*chosen, *even})
 
 
 def steps_of_interest(view: RunView, findings: Iterable[Any]) -> list[int]:
-    """The steps findings are about, the last finite ones before them, and their neighbours."""
+    """The steps of the findings, the last finite steps before them, and the sampled steps next to all of these."""
     steps: list[int] = []
     for finding in findings:
         step, finite = finding.location.step, finding.evidence.get("last_finite_step")
@@ -122,10 +122,13 @@ def _neighbours(recorded: Sequence[int], step: int) -> list[int]:
 
 
 class RangeMap:
-    """The histograms of one run, and which steps of it are embedded.
+    """The histograms of one run that the page embeds.
 
     Args:
-        shared: another run's map, whose numbers of tensors this one takes over, whatever the dtypes: for a comparison.
+        view: the run.
+        survey: its tensors and totals.
+        wanted: steps to include if they were sampled.
+        shared: the map of another run for a comparison; its tensor numbers are used, and dtypes may differ.
     """
 
     def __init__(self, view: RunView, survey: Survey, wanted: Iterable[int], shared: RangeMap | None = None) -> None:
@@ -148,14 +151,14 @@ class RangeMap:
         self._rows = self._load(view, self.steps)
 
     def thin_out(self) -> bool:
-        """Drop every other step but the ends; false when there is nothing left to drop."""
+        """Drop every other step, first and last excepted; return False if only these are left."""
         if len(self.steps) <= 2:
             return False
         self.steps = sorted({*self.steps[::2], self.steps[-1]})
         return True
 
     def data(self) -> dict[str, Any]:
-        """For the page: ``steps`` by number, and ``all`` for everything merged with the scale taken out."""
+        """The data for the page: ``steps`` with their rows, and ``all``, the rows over all steps, scale removed."""
         merged = [
             _encoded_total(number, tensor.dtype, total)
             for number, (tensor, total) in self._totals.items()
@@ -169,12 +172,12 @@ class RangeMap:
         }
 
     def _key(self, tensor: TensorId) -> tuple[str | int, ...]:
-        """What a tensor is recognised by; between two runs its dtype may differ."""
+        """The identity of a tensor; in a comparison of two runs without its dtype."""
         key = (tensor.root, tensor.module, tensor.kind, tensor.name, tensor.call)
         return key if self._shared else (*key, tensor.dtype)
 
     def _load(self, view: RunView, steps: Sequence[int]) -> dict[int, list[list[Any]]]:
-        """The rows of the chosen steps, ranks merged."""
+        """The encoded rows of the steps, ranks merged."""
         merged: dict[tuple[int, int], TensorRow] = {}
         records = (r for batch in view.batches(_COLUMNS, KINDS, steps=steps) for r in batch_records(batch))
         for record in records:
@@ -191,7 +194,7 @@ class RangeMap:
 
 
 def tensor_data(tensors: Sequence[TensorId]) -> list[dict[str, Any]]:
-    """Names and dtypes, by number; a name that is too long for the map also with its middle left out."""
+    """Label and dtype of each tensor, by number; a label too long for the map also has a ``short`` form."""
     several = has_several_roots(tensors)
     labels = [label(t, several_roots=several) for t in tensors]
     short = elided(labels, MAP_LABEL)
@@ -202,7 +205,7 @@ def tensor_data(tensors: Sequence[TensorId]) -> list[dict[str, Any]]:
 
 
 def kind_data(tensors: Sequence[TensorId]) -> list[dict[str, Any]]:
-    """The kinds that have a tensor worth drawing, with the numbers of their tensors in order of depth."""
+    """The kinds with a floating-point tensor, each with the numbers of its tensors, in order of depth."""
     kinds: dict[str, list[int]] = {}
     for number, tensor in enumerate(tensors):
         if known_format(tensor.dtype) is not None:
@@ -219,13 +222,13 @@ def kind_data(tensors: Sequence[TensorId]) -> list[dict[str, Any]]:
 
 
 def _grid(dtype: str) -> list[float] | None:
-    """Mantissa bits and smallest subnormal of a dtype: on which values its elements can lie."""
+    """``[mantissa bits, smallest subnormal]`` of a dtype, which determine its values; None if unknown."""
     fmt = known_format(dtype)
     return None if fmt is None else [fmt.mantissa_bits, fmt.min_subnormal]
 
 
 def _merged(a: TensorRow, b: TensorRow) -> TensorRow:
-    """Two ranks together; rows of different scale do not merge, then the first stands."""
+    """The merged row of two ranks; ``a`` unchanged if their scales differ, because such rows do not merge."""
     if (a.scale or 1.0) != (b.scale or 1.0):
         return a
     counts = {n: getattr(a, n) + getattr(b, n) for n in ("numel", "nan", "pos_inf", "neg_inf", "zero", "subnormal")}
@@ -237,7 +240,7 @@ def _merged(a: TensorRow, b: TensorRow) -> TensorRow:
 def _encoded_row(number: int, row: TensorRow) -> list[Any]:
     """``[tensor, numel, zero, non-finite, subnormal, amax, amin, scale, lo, counts]``, then the tail if there is one.
 
-    The tail, ``first bin, counts``, is what the row's own dtype had rounded to zero, as far as it left a mark.
+    The tail, ``first bin, counts``, estimates the elements that the row's own dtype has already rounded to zero.
     """
     scale = row.scale if row.scale and 0.0 < row.scale < math.inf else 1.0
     counts = [row.numel, row.zero, row.nan + row.inf, row.subnormal]
@@ -253,14 +256,14 @@ def _encoded_row(number: int, row: TensorRow) -> list[Any]:
 
 
 def _encoded_total(number: int, dtype: str, total: Total) -> list[Any]:
-    """The same of all steps: as in memory if the scale never changed, else with the scale taken out.
+    """As :func:`_encoded_row`, over all steps: with the scale applied if it never changed, else with scale 1.
 
-    Where elements of different scale are added up, what was rounded to zero leaves no mark to tell it by.
+    If the scale changed there is no tail, because it cannot be estimated from elements of different scales.
     """
     scale, histogram = total.scale or 1.0, total.histogram
     try:
         histogram = histogram.shift(scale)
-    except ValueError:  # with the scale taken out, some elements left the bins there are
+    except ValueError:  # scaled back, some elements would lie outside the bins
         scale = 1.0
     ends = [None if v is None else _magnitude(v * scale) for v in (total.amax, total.amin_nonzero)]
     counts = [total.numel, total.zero, total.non_finite, total.subnormal]
@@ -269,12 +272,14 @@ def _encoded_total(number: int, dtype: str, total: Total) -> list[Any]:
 
 
 def _magnitude(value: float | None) -> float | None:
-    """A finite magnitude above zero; None for anything else a log may hold."""
+    """``value`` if it is finite and above zero, else None."""
     return value if value is not None and 0.0 < value < math.inf else None
 
 
 def _tail(dtype: str, histogram: ExponentHistogram, zeros: int, amin: float | None) -> list[Any]:
-    """As `precdoctor whatif` tells it: only tensors that reach down to the last steps of their dtype have one."""
+    """``[first bin, counts]`` of the flushed tail, as in ``whatif``; empty if the tensor ends far above the smallest
+    subnormal.
+    """
     fmt = known_format(dtype)
     if fmt is None or amin is None or amin > 4.0 * fmt.min_subnormal or fmt.flush_limit == 0.0:
         return []
@@ -284,7 +289,7 @@ def _tail(dtype: str, histogram: ExponentHistogram, zeros: int, amin: float | No
 
 
 def _encoded(histogram: ExponentHistogram) -> tuple[int, str]:
-    """First bin, and the counts in base 36 with dots between: exact, and half the size of decimals."""
+    """``(first bin, counts)``; the counts are in base 36, separated by dots: exact, and half the size of decimals."""
     t = histogram.trimmed()
     return t.lo, ".".join(map(_base36, t.counts.tolist()))
 

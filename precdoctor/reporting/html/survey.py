@@ -1,7 +1,7 @@
-"""What the charts need of the rows that the survey of a run kept: memory follows the number of tensors, not of rows.
+"""Aggregates the rows of a run's survey for the charts; memory grows with the number of tensors, not of rows.
 
-Steps are gathered into at most :data:`COLUMNS` columns. A column keeps the worst value of its steps, never a mean, so a
-spike of a single step survives.
+Steps are grouped into at most :data:`COLUMNS` columns. A column has the worst value of its steps, never a mean, so that
+a spike on a single step survives.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from precdoctor.numerics.tally import ragged
 
 #: Most columns of a layer x step chart.
 COLUMNS = 120
-#: What is kept per tensor and column: the largest value of each.
+#: Measures of which the largest value is kept for each tensor and column.
 MEASURES = ("subnormal", "amax", "non_finite", "masked", "lost")
 _NAMES = ("root", "module", "kind", "name", "dtype")
 _COUNTS = ("numel", "zero", "subnormal", "nan", "pos_inf", "neg_inf")
+#: Tensors in formats of at most this many bits have no headroom by design: their scale uses the whole range.
+SCALED_BITS = 8
 #: Bins of exponent(intended dw) - exponent(w), as recorded.
 REL_MIN, REL_MAX = -64, 63
 _BINS = EXP_MAX - EXP_MIN + 1
@@ -46,17 +48,18 @@ class TensorId:
 
     @property
     def layer(self) -> tuple[str, str]:
-        """The module it belongs to."""
+        """``(root, module)`` of the tensor."""
         return (self.root, self.module)
 
 
 @dataclass(frozen=True)
 class Total:
-    """A tensor over all steps and ranks: counts added, amax the largest, everything with the scale taken out.
+    """A tensor over all steps and ranks: counts summed, amax the largest, scale removed.
 
     Attributes:
-        rows: rows it was seen in; ``left_out`` of them carry a scale that is no power of two and are not in the rest.
-        scale: that was in force in all rows; None where it changed.
+        rows: number of its rows.
+        left_out: rows whose scale is no power of two; they are not in the other figures.
+        scale: the scale of all rows; None if it changed.
     """
 
     rows: int
@@ -72,13 +75,14 @@ class Total:
 
 
 class Survey:
-    """The kept rows of a run by tensor and column.
+    """The rows of a run's survey, aggregated by tensor and column.
 
     Attributes:
         edges: first step of each column.
         last_step: last step of the last column.
-        drawn_steps: how many steps have rows here.
-        rows: of the whole log.
+        drawn_steps: number of steps with rows here.
+        rows: number of rows of the whole log.
+        tensors: the tensors; their indices are used everywhere.
     """
 
     def __init__(self, view: RunView) -> None:
@@ -105,15 +109,15 @@ class Survey:
         self._add(batch, which)
 
     def cells(self, measure: str) -> Floats:
-        """Shape ``(tensors, columns)``; NaN where the tensor was not recorded."""
+        """The values of a measure of :data:`MEASURES`, shape ``(tensors, columns)``; NaN without a recorded value."""
         return self._cells[measure]
 
     def order(self, tensor: int) -> int | None:
-        """Where it stood in execution order on the first step it was seen."""
+        """Place of a tensor in the execution order of its first step; None if unknown."""
         return self._first_order.get(tensor)
 
     def total(self, tensor: int) -> Total:
-        """Everything that was seen of one tensor."""
+        """The totals of one tensor."""
         *counts, rows, left_out = self._sums[tensor]
         numel, zero, subnormal, nan, pos_inf, neg_inf = (int(c) for c in counts)
         low, high = self._scales[tensor]
@@ -133,10 +137,7 @@ class Survey:
         )
 
     def updates(self, tensor: int) -> tuple[int, int, ExponentHistogram]:
-        """Of an update: elements left unchanged, elements with an intended update, and how large it was beside them.
-
-        The histogram is of exponent(intended dw) - exponent(w).
-        """
+        """``(lost updates, intended updates, histogram of exponent(intended dw) - exponent(w))`` of an update."""
         lost, intended = self._updates[tensor]
         return int(lost), int(intended), ExponentHistogram(REL_MIN, self._relative[tensor]).trimmed()
 
@@ -148,7 +149,7 @@ class Survey:
         self._sum(batch, which, values)
 
     def _sum(self, batch: pa.RecordBatch, which: Ints, values: dict[str, Floats]) -> None:
-        """Add to the totals, each row with its scale taken out, which is exact for a power of two."""
+        """Add the rows to the totals, scale removed; that is exact, because only powers of two are added."""
         scale = np.where(np.isnan(values["scale"]), 1.0, values["scale"])
         mantissa, exponent = np.frexp(scale)
         exact = (mantissa == 0.5) & np.isfinite(scale)
@@ -169,12 +170,12 @@ class Survey:
         start = np.nan_to_num(_numbers(batch, "rel_lo")).astype(np.int64)
         _count(self._relative, REL_MIN, which, start, batch.column("rel_hist"), np.ones_like(exact))
         lost = values["unchanged"]
-        told = ~np.isnan(lost)
-        np.add.at(self._updates[:, 0], which[told], lost[told])
-        np.add.at(self._updates[:, 1], which[told], (values["numel"] - values["zero"] + lost)[told])
+        counted = ~np.isnan(lost)
+        np.add.at(self._updates[:, 0], which[counted], lost[counted])
+        np.add.at(self._updates[:, 1], which[counted], (values["numel"] - values["zero"] + lost)[counted])
 
     def _identify(self, batch: pa.RecordBatch) -> Ints:
-        """The index of each row's tensor."""
+        """The tensor index of each row; fills ``tensors``."""
         _, first, inverse = np.unique(grouped(batch, ("call", *_NAMES)), return_index=True, return_inverse=True)
         for at, row in enumerate(first.tolist()):
             root, module, kind, name, dtype = (str(batch.column(n)[row].as_py()) for n in _NAMES)
@@ -186,9 +187,9 @@ class Survey:
 
 
 def headroom(survey: Survey, tensor: int) -> Floats | None:
-    """Per column the binades between amax and the maximum of the tensor's own dtype; None for an unknown dtype.
+    """Headroom of a tensor in binades, by column; None for an unknown dtype.
 
-    Values are as they lie in memory: gradients with their loss scale.
+    Values are as stored: gradients include their loss scale.
     """
     fmt = known_format(survey.tensors[tensor].dtype)
     if fmt is None:
@@ -205,7 +206,7 @@ def column_spans(survey: Survey) -> list[tuple[int, int]]:
 
 
 def _count(into: Ints, lowest: int, which: Ints, start: Ints, lists: pa.Array, taken: npt.NDArray[np.bool_]) -> None:
-    """Add each row's list of counts, which begins at bin ``start``, to the histogram of its tensor."""
+    """Add the counts of each row in ``taken``, whose first bin is ``start``, to the histogram of its tensor."""
     lengths, counts = entries(lists)
     whose, within = ragged(lengths)
     bins = np.clip(start[whose] + within - lowest, 0, into.shape[1] - 1)
@@ -214,9 +215,9 @@ def _count(into: Ints, lowest: int, which: Ints, start: Ints, lists: pa.Array, t
 
 
 def _measures(values: dict[str, Floats]) -> dict[str, Floats]:
-    """Per row: shares of subnormal elements (of those not zero) and of lost updates, amax, non-finite elements.
+    """The :data:`MEASURES` of each row; the share of subnormal elements is of the non-zero ones.
 
-    Nothing non-finite but -Inf is what an attention mask looks like, and counted apart.
+    A row whose only non-finite values are -Inf looks like an attention mask: it counts as ``masked``.
     """
     infinite = values["nan"] + values["pos_inf"]
     masked = (infinite == 0) & (values["neg_inf"] > 0)
@@ -233,7 +234,7 @@ def _measures(values: dict[str, Floats]) -> dict[str, Floats]:
 
 
 def _numbers(batch: pa.RecordBatch, name: str) -> Floats:
-    """A column as float64, null as NaN."""
+    """A column as float64; null becomes NaN."""
     column = batch.column(name)
     values: Floats = pc.cast(column, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     return values

@@ -1,4 +1,4 @@
-"""Small pieces of SVG: everything that goes in is escaped, and no style attribute is used (the page's policy)."""
+"""Builds SVG elements: all values are escaped, and no style attribute is used, which the page's policy forbids."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 
 from markupsafe import Markup, escape
 
-#: Coordinates inside stretched drawings: this many units from left to right, and from bottom to top.
+#: Width and height of stretched drawings, in their own units.
 WIDE, HIGH = 1000, 100
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def el(name: str, *children: object, **attributes: object) -> Markup:
-    """One element. In names of attributes ``_`` is ``-``, a trailing one is dropped; None leaves an attribute out."""
+    """One element. In attribute names ``_`` becomes ``-``, a trailing ``_`` is dropped; None omits the attribute."""
     parts = [Markup("<") + name]
     for key, value in attributes.items():
         if value is not None:
@@ -25,18 +25,18 @@ def el(name: str, *children: object, **attributes: object) -> Markup:
 
 
 def join(parts: Iterable[Markup]) -> Markup:
-    """Elements one after the other."""
+    """The concatenation of elements."""
     return Markup("").join(parts)
 
 
 def stretched(*children: object, view: tuple[float, float, float, float] = (0, 0, WIDE, HIGH)) -> Markup:
-    """A drawing that fills whatever room it gets; its lines keep their width."""
+    """A drawing that is stretched to fill its container; the widths of lines do not change."""
     box = " ".join(_text(v) for v in view)
     return el("svg", *children, width="100%", height="100%", viewBox=box, preserveAspectRatio="none", class_="fill")
 
 
 def line_path(points: Sequence[tuple[float, float] | None]) -> str:
-    """Path data through the points; None breaks the line, a point alone becomes a dot of a line."""
+    """Path data through the points; None breaks the line. A single point becomes a very short line."""
     out, pen = [], False
     for at, point in enumerate(points):
         if point is None:
@@ -51,28 +51,28 @@ def line_path(points: Sequence[tuple[float, float] | None]) -> str:
 
 
 def dot_path(points: Sequence[tuple[float, float] | None]) -> str:
-    """Path data of the points without a neighbour, to be drawn wider than a line: alone they are hardly seen."""
+    """Path data of the points without a neighbour, for a wider pen, because a single point is hard to see."""
     padded = [None, *points, None]
     alone = (p for a, p, b in zip(padded, points, padded[2:], strict=False) if p is not None and a is None is b)
     return "".join(f"M{_short(x)} {_short(y)}h0.01" for x, y in alone)
 
 
 def percentage(share: float) -> str:
-    """A place along an axis, for elements outside stretched drawings."""
+    """A share of an axis as a percentage, for elements outside stretched drawings."""
     return f"{_short(100.0 * min(max(share, 0.0), 1.0))}%"
 
 
 def power(exponent: int) -> str:
-    """``2⁻¹⁴``."""
+    """A power of two with a raised exponent: ``2⁻¹⁴``."""
     return "2" + str(exponent).translate(_RAISED)
 
 
-def ticks(first: float, last: float, most: int = 6) -> list[int]:
-    """Round whole numbers between two steps, both ends included when they are round enough."""
+def ticks(first: float, last: float) -> list[int]:
+    """Round integers between two steps, for the labels of an axis; an end is included if it is round."""
     span = last - first
     if span <= 0:
         return [int(first)]
-    rough = span / max(1, most - 1)
+    rough = span / 5
     size = 10 ** math.floor(math.log10(max(rough, 1)))
     unit = next(int(size * m) for m in (1, 2, 5, 10) if size * m >= rough or m == 10)
     start = math.ceil(first / unit) * unit
@@ -80,7 +80,7 @@ def ticks(first: float, last: float, most: int = 6) -> list[int]:
 
 
 def axis(labels: Iterable[tuple[float, str]], y: str) -> Markup:
-    """Labels at their shares of an axis, those near an end inside it."""
+    """Text labels at shares of an axis; labels near an end are anchored so that they stay inside."""
     drawn = []
     for share, text in labels:
         anchor = "start" if share < 0.03 else "end" if share > 0.97 else "middle"

@@ -1,4 +1,4 @@
-"""Loss, gradient norm, loss scale and learning rate over the steps, with skipped and non-finite steps and incidents."""
+"""Draws loss, gradient norm, loss scale and learning rate over the steps; marks skipped and bad steps and findings."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from precdoctor.numerics.arrays import Floats
 from precdoctor.reporting.html import svg
 from precdoctor.reporting.text import number, power
 
-#: More points than twice this, and each of this many stretches keeps its smallest and largest value.
+#: A series of more than twice this many points is reduced to this many stretches, each drawn with its smallest and
+#: largest value.
 BUCKETS = 500
-#: Ranges wider than this factor are drawn logarithmically.
+#: Series whose largest value is more than this factor above the smallest are drawn logarithmically.
 _LOGARITHMIC = 30.0
 _SCALE = "Loss scale"
 _SERIES = (
@@ -33,7 +34,7 @@ _SERIES = (
 
 @dataclass(frozen=True)
 class Panel:
-    """One series on the common axis."""
+    """The drawing of one series, on the common axis of steps."""
 
     title: str
     high: str
@@ -47,7 +48,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The panels, the axis and what had to be reduced."""
+    """The panels with their axis, event marks and legend; ``reduced`` is a note if points were left out."""
 
     panels: list[Panel]
     axis: Markup
@@ -58,25 +59,28 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Series:
-    """Values of one column by step, the worst over ranks and optimizers; NaN is a NaN, a missing step is not there."""
+    """The values of one column by step, the worst over ranks and optimizers; steps without a value are left out.
+
+    An infinite value, or a non-finite loss, is Inf. NaN in another column counts as no value.
+    """
 
     steps: npt.NDArray[np.int64]
     values: Floats
 
 
 def series(view: RunView, column: str) -> Series:
-    """One column of the ``steps`` table."""
+    """A column of the table ``steps`` as a series."""
     frame = view.steps[["step", column, "loss_is_bad"]]
     values = frame[column].astype("float64")
     bad = frame["loss_is_bad"].astype(bool) if column == "loss" else np.isinf(values)
-    known = values.notna() | bad
-    # An infinity wins every maximum; it stands for both until the column is drawn.
-    worst = values.where(~bad, math.inf)[known].groupby(frame["step"][known]).max()
+    present = values.notna() | bad
+    # A non-finite loss becomes Inf, which wins every maximum; the drawing marks NaN and Inf alike.
+    worst = values.where(~bad, math.inf)[present].groupby(frame["step"][present]).max()
     return Series(worst.index.to_numpy(dtype=np.int64), worst.to_numpy(dtype=np.float64))
 
 
 def reduce(steps: npt.NDArray[np.int64], values: Floats, buckets: int = BUCKETS) -> list[int]:
-    """Indices to draw: all, or of each stretch the smallest, the largest and the first non-finite value."""
+    """Indices of the points to draw: all, or for each stretch its smallest, largest and first non-finite value."""
     if len(steps) <= 2 * buckets:
         return list(range(len(steps)))
     kept: list[int] = []
@@ -84,24 +88,24 @@ def reduce(steps: npt.NDArray[np.int64], values: Floats, buckets: int = BUCKETS)
     for a, b in itertools.pairwise(edges):
         part = values[a:b]
         finite = np.flatnonzero(np.isfinite(part))
-        found = set(np.flatnonzero(~np.isfinite(part))[:1].tolist())
+        chosen = set(np.flatnonzero(~np.isfinite(part))[:1].tolist())
         if finite.size:
-            found |= {int(finite[np.argmin(part[finite])]), int(finite[np.argmax(part[finite])])}
-        kept += [int(a) + i for i in sorted(found)]
+            chosen |= {int(finite[np.argmin(part[finite])]), int(finite[np.argmax(part[finite])])}
+        kept += [int(a) + i for i in sorted(chosen)]
     return kept
 
 
 def timeline(views: Sequence[RunView], findings: Iterable[Finding]) -> Timeline:
-    """All series that hold a value; the second view, if there is one, in the second hue on the same axes."""
+    """The panels of all series with values; a second view is overlaid in another colour."""
     first = min(int(v.steps["step"].min()) for v in views)
     last = max(int(v.steps["step"].max()) for v in views)
     incidents = sorted({int(f.location.step) for f in findings if f.location.step is not None})
-    across = _Across(first, last)
+    across = _StepAxis(first, last)
     panels = []
     for column, title, log in _SERIES:
-        found = [series(v, column) for v in views]
-        if any(len(s.steps) for s in found):
-            panels.append(_panel(title, found, across, incidents, log))
+        per_view = [series(v, column) for v in views]
+        if any(len(s.steps) for s in per_view):
+            panels.append(_panel(title, per_view, across, incidents, log))
     longest = max(int(v.steps["step"].nunique()) for v in views)
     reduced = None
     if longest > 2 * BUCKETS:
@@ -113,7 +117,7 @@ def timeline(views: Sequence[RunView], findings: Iterable[Finding]) -> Timeline:
 
 
 @dataclass(frozen=True)
-class _Across:
+class _StepAxis:
     first: int
     last: int
 
@@ -121,13 +125,13 @@ class _Across:
         return (step - self.first) / (self.last - self.first) if self.last > self.first else 0.5
 
 
-def _panel(title: str, found: Sequence[Series], across: _Across, incidents: Sequence[int], log: bool | None) -> Panel:
+def _panel(title: str, found: Sequence[Series], across: _StepAxis, incidents: Sequence[int], log: bool | None) -> Panel:
     finite = np.concatenate([s.values[np.isfinite(s.values)] for s in found])
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     if log is None:
         log = low > 0.0 and high / low > _LOGARITHMIC
     log = log and low > 0.0
-    said = power if title == _SCALE else number
+    spell = power if title == _SCALE else number
 
     def height(value: float) -> float:
         a, b, v = (math.log(x) if log else x for x in (low, high, value))
@@ -150,20 +154,20 @@ def _panel(title: str, found: Sequence[Series], across: _Across, incidents: Sequ
         if alone := svg.dot_path(points):
             drawn.append(svg.el("path", d=alone, class_=f"line lone run{which}"))
         lines.append(svg.join(drawn))
-        table.append(_row("AB"[which], s, said))
+        table.append(_row("AB"[which], s, spell))
     drawing = svg.join([svg.stretched(_incident_lines(across, incidents), *reversed(lines)), *marks[:400]])
-    return Panel(title, said(high), said(low), log, low == high, drawing, table)
+    return Panel(title, spell(high), spell(low), log, low == high, drawing, table)
 
 
-def _row(name: str, s: Series, said: Callable[[float], str]) -> tuple[str, ...]:
+def _row(name: str, s: Series, spell: Callable[[float], str]) -> tuple[str, ...]:
     finite = s.values[np.isfinite(s.values)]
-    ends = [said(float(v)) if math.isfinite(v) else "not finite" for v in (s.values[0], s.values[-1])]
-    low, high = (said(float(v)) for v in (finite.min(), finite.max())) if finite.size else ("–", "–")
+    ends = [spell(float(v)) if math.isfinite(v) else "not finite" for v in (s.values[0], s.values[-1])]
+    low, high = (spell(float(v)) for v in (finite.min(), finite.max())) if finite.size else ("–", "–")
     at = number(int(s.steps[np.isfinite(s.values)][np.argmax(finite)])) if finite.size else "–"
     return (name, ends[0], low, high, at, ends[1], number(int(len(s.values) - finite.size)))
 
 
-def _incident_lines(across: _Across, incidents: Sequence[int]) -> Markup:
+def _incident_lines(across: _StepAxis, incidents: Sequence[int]) -> Markup:
     lines = []
     for step in incidents[:50]:
         x = svg.WIDE * across.share(step)
@@ -171,14 +175,14 @@ def _incident_lines(across: _Across, incidents: Sequence[int]) -> Markup:
     return svg.join(lines)
 
 
-def _axis(across: _Across, incidents: Sequence[int]) -> Markup:
+def _axis(across: _StepAxis, incidents: Sequence[int]) -> Markup:
     steps = svg.axis(((across.share(step), number(step)) for step in svg.ticks(across.first, across.last)), "14")
     places = (svg.percentage(across.share(step)) for step in incidents[:50])
     return svg.join([steps, *(svg.el("text", "▲", x=x, y="5", class_="flag") for x in places)])
 
 
-def _events(view: RunView, across: _Across, incidents: Sequence[int]) -> Markup | None:
-    """Skipped and non-finite steps as ticks; neighbours closer than a pixel are drawn as one."""
+def _events(view: RunView, across: _StepAxis, incidents: Sequence[int]) -> Markup | None:
+    """Ticks for skipped and non-finite steps; ticks that would coincide are drawn once. None if there are none."""
     rows: list[Markup] = []
     for y, (column, cls) in enumerate((("skipped", "skip"), ("non_finite", "bad"))):
         values = view.steps[column].astype("float64")
@@ -191,7 +195,7 @@ def _events(view: RunView, across: _Across, incidents: Sequence[int]) -> Markup 
 
 
 def _legend(view: RunView) -> list[tuple[str, str]]:
-    """What the ticks stand for, with how many there are."""
+    """``(column, words)`` for each kind of tick: its meaning, and the number of steps."""
     out = []
     for column, name in (("skipped", "skipped by the loss scaler"), ("non_finite", "with a NaN or Inf")):
         values = view.steps[column].astype("float64")

@@ -1,4 +1,4 @@
-"""Where things are heading: weight updates that do not stick, and headroom that shrinks."""
+"""Prepares the charts of lost updates and of headroom trends."""
 
 from __future__ import annotations
 
@@ -19,37 +19,38 @@ from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.reporting.finding_view import KINDS
 from precdoctor.reporting.html import svg
 from precdoctor.reporting.html.layers import LABEL, elided, has_several_roots, in_order, label
-from precdoctor.reporting.html.survey import Survey, headroom
+from precdoctor.reporting.html.survey import SCALED_BITS, Survey, headroom
 from precdoctor.reporting.text import clean, number
 
-#: Rows of each chart.
+#: Most rows of a chart.
 ROWS = 24
-#: Binades of exponent(dw) - exponent(w) that are drawn.
+#: Range of exponent(dw) - exponent(w) that is drawn.
 REL_LOW, REL_HIGH = -40, 4
-#: Tensors with more headroom than this are left alone; points a trend needs; share of pairs that must agree on it.
+#: Most headroom of a tensor in the chart, in binades; fewest points of a trend; share of pairs that must agree on its
+#: sign.
 _NEAR, _POINTS, _AGREEING = 16.0, 6, 0.8
-_SCALED_BITS = 8
 
 
 def updates(view: RunView, survey: Survey) -> dict[str, Any] | None:
-    """The parameters that lose most of their intended updates, in order of depth; None when no update was recorded.
+    """The chart of the parameters that lose the largest share of their updates; None if no update was recorded.
 
-    ``rows`` with how much each loses, and how large the updates were beside it; the ``axis`` of that, and a ``note``.
+    ``rows``, in order of depth, with the lost share and a histogram of exponent(dw) - exponent(w); the ``axis`` of the
+    histograms; a ``note``.
     """
     several = has_several_roots(survey.tensors)
-    found = []
+    recorded = []
     for t in in_order(view, survey, ("update",)):
         lost, intended, relative = survey.updates(t)
         if intended > 0 or relative.total:
-            found.append((t, lost, intended, relative))
-    if not found:
+            recorded.append((t, lost, intended, relative))
+    if not recorded:
         return None
-    most = ROWS if any(lost for _, lost, _, _ in found) else ROWS // 2
-    kept = {f[0] for f in sorted(found, key=lambda f: -(f[1] / max(f[2], 1)))[:most]}
+    most = ROWS if any(lost for _, lost, _, _ in recorded) else ROWS // 2
+    kept = {f[0] for f in sorted(recorded, key=lambda f: -(f[1] / max(f[2], 1)))[:most]}
     labels = {t: label(survey.tensors[t], several_roots=several) for t in kept}
     short = elided(labels.values(), LABEL)
     rows = []
-    for t, lost, intended, relative in found:
+    for t, lost, intended, relative in recorded:
         if t in kept:
             full, share = labels[t], lost / intended if intended else 0.0
             bar = svg.el("rect", width=svg.WIDE * share, height=svg.HIGH, class_="lostbar")
@@ -61,14 +62,14 @@ def updates(view: RunView, survey: Survey) -> dict[str, Any] | None:
                     "bar": svg.stretched(bar),
                 }
             )  # fmt: skip
-    note = f"{number(len(rows))} of {number(len(found))} parameters" + (
-        ", those that lose most" if len(found) > len(rows) else ""
+    note = f"{number(len(rows))} of {number(len(recorded))} parameters" + (
+        ", those that lose most" if len(recorded) > len(rows) else ""
     )
     return {"rows": rows, "axis": _relative_axis(), "note": note + ", over all recorded steps."}
 
 
 def _relative(histogram: ExponentHistogram, dtype: str) -> Markup:
-    """Bins as bars of logarithmic height; the weight's own limit as a line."""
+    """A histogram with logarithmic heights; a line marks the limit below which updates of this dtype are lost."""
     top = math.log2(1 + int(histogram.counts.max())) if histogram.total else 1.0
     bars: dict[int, float] = {}
     for i, count in enumerate(histogram.counts.tolist()):
@@ -101,7 +102,7 @@ def _relative_axis() -> Markup:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The headroom of one tensor so far, and where it leads."""
+    """The headroom of one tensor over the run, and its extrapolation."""
 
     label: str
     full: str
@@ -115,18 +116,18 @@ class Forecast:
 
 
 def forecasts(view: RunView, survey: Survey) -> list[Forecast]:
-    """The tensors with little headroom left, soonest to reach the end first; empty when none is near."""
-    found = []
+    """The tensors with at most 16 binades of headroom, ordered by the step at which their trend reaches 0."""
+    ranked = []
     several = has_several_roots(survey.tensors)
     for t in in_order(view, survey):
         tensor, room = survey.tensors[t], headroom(survey, t)
         fmt = known_format(tensor.dtype)
-        if room is None or fmt is None or fmt.bits <= _SCALED_BITS or np.isnan(room).all() or np.nanmin(room) > _NEAR:
+        if room is None or fmt is None or fmt.bits <= SCALED_BITS or np.isnan(room).all() or np.nanmin(room) > _NEAR:
             continue
-        known = np.flatnonzero(~np.isnan(room))
-        steps = survey.edges[known].astype(float)
-        slope = _trend(steps, room[known])
-        now, last = float(room[known[-1]]), float(survey.last_step)
+        recorded = np.flatnonzero(~np.isnan(room))
+        steps = survey.edges[recorded].astype(float)
+        slope = _trend(steps, room[recorded])
+        now, last = float(room[recorded[-1]]), float(survey.last_step)
         reaches = last + now / -slope if slope is not None and slope < 0.0 else math.inf
         span = max(1.0, last - float(survey.edges[0]))
         near = reaches <= last + span
@@ -134,28 +135,31 @@ def forecasts(view: RunView, survey: Survey) -> list[Forecast]:
         rate = "no steady trend" if slope is None else f"{number(round(100 * slope, 2))} binades per 100 steps"
         bad = np.flatnonzero(survey.cells("non_finite")[t] > 0)
         if bad.size:
-            said, near = f"NaN or Inf at step {number(int(survey.edges[bad[0]]))}", True
+            outlook, near = f"NaN or Inf at step {number(int(survey.edges[bad[0]]))}", True
         elif near:
-            said = f"about step {number(round(reaches))}"
+            outlook = f"about step {number(round(reaches))}"
         elif slope is not None and slope < 0.0:
-            said = f"not within the next {number(int(span))} steps"
+            outlook = f"not within the next {number(int(span))} steps"
         else:
-            said = "no steady trend" if slope is None else "not heading there"
-        drawing = _sketch(survey, room, slope if near and not bad.size else None)
+            outlook = "no steady trend" if slope is None else "not heading there"
+        drawing = _headroom_drawing(survey, room, slope if near and not bad.size else None)
         kind = KINDS.get(tensor.kind, clean(tensor.kind, 40))
         shown = Forecast(
-            full, full, kind, clean(tensor.dtype, 40), f"{number(round(now, 1))} binades", rate, said,
+            full, full, kind, clean(tensor.dtype, 40), f"{number(round(now, 1))} binades", rate, outlook,
             near, drawing,
         )  # fmt: skip
-        found.append((reaches, float(np.nanmin(room)), shown))
-    found.sort(key=lambda f: (f[0], f[1]))
-    rows = [shown for _, _, shown in found[: ROWS // 2]]
+        ranked.append((reaches, float(np.nanmin(room)), shown))
+    ranked.sort(key=lambda f: (f[0], f[1]))
+    rows = [shown for _, _, shown in ranked[: ROWS // 2]]
     short = elided((row.full for row in rows), LABEL)
     return [replace(row, label=short[row.full]) for row in rows]
 
 
 def _trend(steps: npt.NDArray[np.float64], room: npt.NDArray[np.float64]) -> float | None:
-    """Median slope between all pairs of the last half (Theil-Sen); None without enough points, or if pairs disagree."""
+    """Median slope between all pairs of the last half (Theil-Sen), in binades per step.
+
+    None with fewer than ``_POINTS`` points, or if the signs of the slopes disagree.
+    """
     half = max(_POINTS, len(steps) // 2)
     x, y = steps[-half:], room[-half:]
     if len(x) < _POINTS:
@@ -165,8 +169,8 @@ def _trend(steps: npt.NDArray[np.float64], room: npt.NDArray[np.float64]) -> flo
     return slope if (np.sign(slopes) == np.sign(slope)).mean() >= _AGREEING else None
 
 
-def _sketch(survey: Survey, room: npt.NDArray[np.float64], slope: float | None) -> Markup:
-    """Headroom from 0 (bottom) to 16 binades over the run, its continuation dashed over as much again."""
+def _headroom_drawing(survey: Survey, room: npt.NDArray[np.float64], slope: float | None) -> Markup:
+    """A line of the headroom, 0 (bottom) to 16 binades, over the run in the left half; in the right half its trend."""
     first, last = float(survey.edges[0]), float(survey.last_step)
     span = max(1.0, last - first)
 

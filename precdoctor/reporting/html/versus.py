@@ -1,4 +1,4 @@
-"""Two runs side by side: the tensors they share, those first whose largest element moved most."""
+"""Prepares the table of tensors that two runs share, those first whose amax differs most."""
 
 from __future__ import annotations
 
@@ -10,26 +10,29 @@ from precdoctor.reporting.html.layers import KIND_TITLES, LABEL, elided, has_sev
 from precdoctor.reporting.html.survey import Survey, TensorId, Total
 from precdoctor.reporting.text import clean, number
 
-#: Rows of the table.
+#: Most rows of the table.
 ROWS = 20
 
 
 def side_by_side(ours: Survey, other: Survey) -> dict[str, Any]:
-    """``pairs`` that differ most, by root, module, kind, name and call, and a ``note`` on what could not be paired."""
+    """``pairs``: the common tensors whose amax differs most; ``note``: how many tensors are in both runs.
+
+    Tensors are paired by root, module, kind, name and call.
+    """
     theirs = {_name(t): at for at, t in reversed(list(enumerate(other.tensors)))}
     several = has_several_roots(ours.tensors)
-    found: list[tuple[float, dict[str, Any]]] = []
+    ranked: list[tuple[float, dict[str, Any]]] = []
     for at, tensor in enumerate(ours.tensors):
         match = theirs.get(_name(tensor))
         if match is not None:
             a, b = ours.total(at), other.total(match)
             if a.amax and b.amax:
-                found.append(_pair(tensor, other.tensors[match], a, b, several))
-    found.sort(key=lambda f: -f[0])
-    note = f"{number(len(found))} of {number(len(ours.tensors))} tensors are in both runs"
-    if len(found) > ROWS:
+                ranked.append(_pair(tensor, other.tensors[match], a, b, several))
+    ranked.sort(key=lambda f: -f[0])
+    note = f"{number(len(ranked))} of {number(len(ours.tensors))} tensors are in both runs"
+    if len(ranked) > ROWS:
         note += f"; shown are the {ROWS} whose largest element differs most"
-    pairs = [pair for _, pair in found[:ROWS]]
+    pairs = [pair for _, pair in ranked[:ROWS]]
     short = elided((pair["full"] for pair in pairs), LABEL)
     return {"pairs": [pair | {"label": short[pair["full"]]} for pair in pairs], "note": note + "."}
 

@@ -1,1 +1,1 @@
-"""A run on a terminal while it trains."""
+"""The live view of a running training on a terminal, for ``watch``."""

@@ -1,6 +1,6 @@
-"""The two ways to watch: a screen that is drawn again and again, or one line after the other into a pipe.
+"""The two loops of ``watch``: a screen that is redrawn, or lines printed into a pipe.
 
-The screen takes single key presses, and leaves a terminal that is as it was.
+The screen reads single key presses, and restores the terminal when it ends.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from precdoctor.reporting.live.screen import Size, finding_line, label_of, scree
 from precdoctor.reporting.live.watcher import OVER, Watcher
 from precdoctor.reporting.text import clean, factor, number, power
 
-#: Longest pause between two looks at the keyboard and at a diagnosis under way, in seconds.
-_TICK = 0.2
-#: A poll may take this share of the time at most.
-_BUSY = 0.2
+#: Longest pause between two checks of the keyboard and of a running diagnosis, in seconds.
+_LONGEST_WAIT = 0.2
+#: Largest share of the time that polling the run may take; longer polls are made less often.
+_POLL_SHARE = 0.2
 
 
 class Keys:
-    """What is typed, key by key; without a terminal on stdin nothing ever is."""
+    """Reads key presses from the terminal on stdin; without a terminal there are none."""
 
     def __init__(self, handle: int | None) -> None:
         self._handle = handle
 
     def wait(self, seconds: float) -> str:
-        """The keys pressed, as soon as there is one; empty after ``seconds``, or when the terminal has hung up."""
+        """Wait for key presses and return them; "" after ``seconds`` without one, or if the terminal has hung up."""
         if self._handle is None:
             time.sleep(seconds)
             return ""
@@ -47,17 +47,17 @@ class Keys:
         if not ready:
             return ""
         typed = os.read(self._handle, 64)
-        if not typed:  # end of file: it would be ready for ever
+        if not typed:  # end of file: select would return at once for ever
             self._handle = None
         return typed.decode(errors="replace")
 
 
 @contextlib.contextmanager
 def key_presses() -> Iterator[Keys]:
-    """Keys reach us one by one and unechoed; Ctrl-C stays an interrupt. Whatever ends the block, the mode comes back.
+    """Put the terminal into cbreak mode (single keys, no echo, Ctrl-C still interrupts); restore it however it ends.
 
-    SIGTERM and SIGHUP end the block as an exit does, with 128 + n. Stopping (Ctrl-Z) is put off: the shell would get a
-    terminal without echo.
+    SIGTERM and SIGHUP raise SystemExit with status 128 + n. Ctrl-Z is ignored, because the shell would get a terminal
+    without echo.
     """
     handle = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
     handlers: dict[int, Callable[[int, FrameType | None], object] | int] = {
@@ -78,7 +78,7 @@ def key_presses() -> Iterator[Keys]:
             tty.setcbreak(handle)
             yield Keys(handle)
         finally:
-            with contextlib.suppress(termios.error):  # hung up: nothing is left to restore
+            with contextlib.suppress(termios.error):  # the terminal has hung up
                 termios.tcsetattr(handle, termios.TCSAFLUSH, mode)
     finally:
         for number, handler in previous.items():
@@ -90,7 +90,7 @@ def _leave(number: int, _frame: FrameType | None) -> None:
 
 
 def show_live(watcher: Watcher, check: Check, console: Console, keys: Keys, interval: float) -> None:
-    """Draw until ``q`` is pressed; the screen that was there comes back whatever ends it."""
+    """Redraw the screen until ``q`` or Escape is pressed; the previous screen content is restored at the end."""
     with Live(console=console, screen=True, auto_refresh=False) as live:
         due = 0.0
         while True:
@@ -98,60 +98,55 @@ def show_live(watcher: Watcher, check: Check, console: Console, keys: Keys, inte
             news = check.poll()
             if now >= due:
                 watcher.poll()
-                due = time.monotonic() + max(interval, (time.monotonic() - now) / _BUSY)
+                due = time.monotonic() + max(interval, (time.monotonic() - now) / _POLL_SHARE)
                 news = True
             if check.due(watcher.grown, last=watcher.phase in OVER) and watcher.picture.last_step is not None:
                 check.begin(watcher.grown)
                 news = True
             if news:
-                console.size = _dimensions()
+                console.size = ConsoleDimensions(*shutil.get_terminal_size())  # it may have been resized
                 size = Size(*console.size, ascii_only=not can_draw(console))
                 live.update(screen(watcher, check, size), refresh=True)
-            if keys.wait(min(_TICK, interval)) in {"q", "Q", "\x1b"}:
+            if keys.wait(min(_LONGEST_WAIT, interval)) in {"q", "Q", "\x1b"}:
                 return
 
 
-def _dimensions() -> ConsoleDimensions:
-    """Of the terminal as it is now: people make windows larger and smaller."""
-    return ConsoleDimensions(*shutil.get_terminal_size())
-
-
 def print_lines(watcher: Watcher, check: Check, console: Console, interval: float) -> None:
-    """A line per interval in which something happened, one per new finding; returns when the run is over."""
-    said: str | None = None
-    told: set[tuple[object, ...]] = set()
+    """Print a line per interval in which the state changed, and one per new finding; return when the run is over."""
+    last_line: str | None = None
+    printed: set[tuple[object, ...]] = set()
     while True:
         watcher.poll()
         line = progress(watcher)
-        if line != said:
+        if line != last_line:
             console.print(line, soft_wrap=True)
-            said = line
+            last_line = line
         over, stepped = watcher.phase in OVER, watcher.picture.last_step is not None
         if stepped and check.due(watcher.grown, last=over):
             check.begin(watcher.grown)
         _pause(0.0 if over else interval, check.poll, until_idle=check if over else None)
         for finding in check.findings or ():
             key = (finding.get("code"), str(finding.get("location")))
-            if key not in told:
-                told.add(key)
+            if key not in printed:
+                printed.add(key)
                 console.print(finding_line(finding), soft_wrap=True)
         if over and not (stepped and check.due(watcher.grown, last=True)):
-            if stepped and not told:
+            if stepped and not printed:
                 console.print("no findings" if check.findings is not None else clean(check.problem or "not judged"))
             return
 
 
 def _pause(seconds: float, poll: Callable[[], bool], until_idle: Check | None) -> None:
-    """Wait; at the end of a run as long as its diagnosis takes."""
+    """Wait ``seconds``, and until ``until_idle``, if given, has ended its diagnosis; poll meanwhile."""
     until = time.monotonic() + seconds
     while time.monotonic() < until or (until_idle is not None and until_idle.busy):
         poll()
-        time.sleep(min(_TICK, max(0.01, until - time.monotonic())))
+        time.sleep(min(_LONGEST_WAIT, max(0.01, until - time.monotonic())))
     poll()
 
 
 def progress(watcher: Watcher) -> str:
-    """One line: ``running: step 148, loss 0.0399, gradient norm 0.052, loss scale 2^19, ...``."""
+    """The state in one line: ``running: step 148, loss 0.0399, gradient norm 0.052, loss scale 2^19, ...``."""
     picture = watcher.picture
     words = [] if picture.last_step is None else [f"step {picture.last_step}", *_values(picture)]
     if watcher.words:
@@ -164,14 +159,14 @@ def progress(watcher: Watcher) -> str:
 
 def _values(picture: Picture) -> list[str]:
     words = []
-    for name, title, said in (
+    for name, title, spell in (
         ("loss", "loss", number),
         ("grad_norm", "gradient norm", number),
         ("loss_scale", "loss scale", power),
     ):
         value = picture.series[name].last
         if value is not None:
-            words.append(f"{title} {said(value)}")
+            words.append(f"{title} {spell(value)}")
     if picture.skipped:
         words.append(f"{number(picture.skipped)} skipped")
     if picture.non_finite:

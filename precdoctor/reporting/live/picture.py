@@ -1,4 +1,4 @@
-"""What there is to see of a run: built up from its rows as they come, in memory that follows the number of tensors."""
+"""Aggregates the rows of a running training for the live view; memory grows with the number of tensors, not of rows."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ TENSOR_COLUMNS = (
     *("amax", "exp_lo", "exp_hist", "first_bad_order"),
 )
 EVENT_COLUMNS = ("event", "data")
-#: Kinds whose range decides about overflow and underflow. The rest repeat them (updates) or are single numbers (loss).
+#: Kinds that can overflow or underflow. The others repeat them (updates) or are single numbers (loss).
 _KINDS = ("batch", "input", "output", "grad_output", "weight_grad", "weight", "master_weight", "buffer")
-#: Formats of so few bits are filled by their scale: no headroom is no news there.
+#: Formats of at most this many bits have no headroom by design: their scale uses the whole range.
 _SCALED_BITS = 8
-#: Steps of a batch of rows that are looked at; with several optimizers a step holds only some of the tensors.
+#: Newest steps to read from a batch of rows; several, because with several optimizers a step has only some tensors.
 _NEWEST = 4
 
 
 @dataclass
 class Tensor:
-    """One tensor at the latest step that has it, over all ranks and calls.
+    """One tensor on the latest step that has it, over all ranks and calls.
 
     Attributes:
-        bad_since: step and order of execution of its first NaN or Inf since it was last finite; None while it is.
+        mask: all its non-finite values are -Inf, as in an attention mask.
+        bad_since: ``(step, place in the execution order)`` since which it has held NaN or Inf; None if it is finite.
     """
 
     root: str
@@ -63,18 +64,18 @@ class Tensor:
 
     @property
     def headroom(self) -> float | None:
-        """Binades between amax and the dtype's maximum; None without a format or a finite non-zero element."""
+        """Binades from amax to the dtype's maximum; None for an unknown dtype, one of at most 8 bits, or amax 0."""
         fmt = self.format
         return fmt.headroom(self.amax) if fmt is not None and fmt.bits > _SCALED_BITS and self.amax else None
 
     @property
     def subnormal_share(self) -> float:
-        """Subnormal elements as a share of those that are finite and not zero."""
+        """Subnormal elements as a share of the finite non-zero elements."""
         rest = self.numel - self.zero - self.non_finite
         return self.subnormal / rest if rest > 0 else 0.0
 
     def take(self, row: Mapping[str, Any]) -> None:
-        """Rows of one step merge, those of a later one replace; older ones are passed over."""
+        """Add a row: a row of the same step is merged, a row of a later step replaces, an older one is ignored."""
         if row["step"] < self.step:
             return
         if row["step"] > self.step:
@@ -97,14 +98,14 @@ class Tensor:
 
 
 class Picture:
-    """A run so far.
+    """The state of a run, aggregated from its rows.
 
     Attributes:
         series: loss, grad_norm, loss_scale, lr.
+        tensors: by root, module, kind, name and dtype.
         last_step: the latest step; None before the first.
-        skipped, non_finite: number of such steps, of the rank that has most.
-        sampled: steps with full statistics, likewise.
-        dropped: rows lost by reason.
+        skipped, non_finite, sampled: number of such steps, on the rank that has most.
+        dropped: number of dropped rows, by reason.
         trouble: the latest warning or error of the recorder.
     """
 
@@ -132,16 +133,16 @@ class Picture:
 
     @property
     def overhead(self) -> float | None:
-        """The recorder's share of the time of the run; None before it is known."""
+        """The recorder's share of the time of the run; None if unknown so far."""
         return self._recorder_ns / self._step_ns if self._step_ns else None
 
     @property
     def step_seconds(self) -> float | None:
-        """Median time of the latest steps."""
+        """Median duration of the latest steps in seconds; None if unknown so far."""
         return sorted(self._recent)[len(self._recent) // 2] / 1e9 if self._recent else None
 
     def take_steps(self, batch: pa.RecordBatch) -> None:
-        """Rows with :data:`STEP_COLUMNS`."""
+        """Add rows of ``steps`` with :data:`STEP_COLUMNS`."""
         for row in batch.to_pylist():
             step = row["step"]
             self.last_step = step if self.last_step is None else max(step, self.last_step)
@@ -156,7 +157,7 @@ class Picture:
                 self._recent = [*self._recent[-31:], row["step_ns"]]
 
     def take_tensors(self, batch: pa.RecordBatch) -> None:
-        """Rows with :data:`TENSOR_COLUMNS`; of many steps at once only the newest, and those with a NaN or Inf."""
+        """Add rows of ``tensors`` with :data:`TENSOR_COLUMNS`: those of the newest steps, and all with a NaN or Inf."""
         newest = sorted(pc.unique(batch.column("step")).to_pylist())[-_NEWEST:]
         bad = pc.add(pc.add(batch.column("nan"), batch.column("pos_inf")), batch.column("neg_inf"))
         wanted = pc.or_(pc.greater_equal(batch.column("step"), newest[0]), pc.greater(bad, 0))
@@ -168,7 +169,7 @@ class Picture:
             self.tensors[key].take(row)
 
     def take_events(self, batch: pa.RecordBatch) -> None:
-        """Rows with :data:`EVENT_COLUMNS`: what was lost, and what went wrong with the recording."""
+        """Add rows of ``events`` with :data:`EVENT_COLUMNS`: counts drops, keeps the latest warning or error."""
         for row in batch.to_pylist():
             if row["event"] not in ("drop", "warning", "error"):
                 continue
@@ -184,14 +185,14 @@ class Picture:
                 self.trouble = text(data.get("message")) or text(data.get("error")) or self.trouble
 
     def tightest(self, count: int) -> list[Tensor]:
-        """Tensors that hold a NaN or Inf, where it began first; then the ones with least headroom."""
-        known = [t for t in self.tensors.values() if t.headroom is not None or t.bad_since is not None]
-        return sorted(known, key=_tightness)[:count]
+        """The first ``count`` tensors: those with a NaN or Inf, the earliest first, then by headroom, ascending."""
+        candidates = [t for t in self.tensors.values() if t.headroom is not None or t.bad_since is not None]
+        return sorted(candidates, key=_tightness)[:count]
 
     def most_subnormal(self, count: int) -> list[Tensor]:
-        """The tensors of which the largest share is next to being flushed to zero; those without any are left out."""
-        known = [t for t in self.tensors.values() if t.subnormal and t.format is not None]
-        return sorted(known, key=lambda t: (-t.subnormal_share, t.module, t.kind))[:count]
+        """The first ``count`` tensors by share of subnormal elements, descending; tensors without any are left out."""
+        candidates = [t for t in self.tensors.values() if t.subnormal and t.format is not None]
+        return sorted(candidates, key=lambda t: (-t.subnormal_share, t.module, t.kind))[:count]
 
 
 def _tightness(tensor: Tensor) -> tuple[Any, ...]:
@@ -199,15 +200,15 @@ def _tightness(tensor: Tensor) -> tuple[Any, ...]:
     return (tensor.bad_since is None, tensor.bad_since or (0, 0), room, tensor.module, tensor.kind)
 
 
-#: Most values kept; beyond, neighbours share one.
+#: Most values kept of a series; beyond, neighbouring steps share one value.
 MOST = 2048
 
 
 class Series:
-    """Values by step. Where several steps, ranks or optimizers share a place, a NaN or Inf stays, else the largest.
+    """Values by step. If steps, ranks or optimizers share a value, it is a non-finite one, else the largest.
 
     Attributes:
-        last: the value of the latest step; None before there is one.
+        last: the value of the latest step; None before the first.
     """
 
     def __init__(self) -> None:
@@ -216,7 +217,7 @@ class Series:
         self._last: tuple[int, float] | None = None
 
     def add(self, step: int, value: float) -> None:
-        """Take one value; steps may come in any order."""
+        """Add a value; steps may come in any order."""
         at = step // self._width
         self._cells[at] = worse(self._cells.get(at), value)
         if self._last is None or step > self._last[0]:
@@ -235,12 +236,12 @@ class Series:
 
     @property
     def values(self) -> list[float]:
-        """What is kept, by step."""
+        """The kept values, ordered by step."""
         return [self._cells[at] for at in sorted(self._cells)]
 
 
 def worse(a: float | None, b: float) -> float:
-    """The one to show of two: one that is not finite, else the larger."""
+    """The worse of two values: a non-finite one, else the larger; ``b`` if ``a`` is None."""
     if a is None or not math.isfinite(b):
         return b
     return a if not math.isfinite(a) else max(a, b)

@@ -1,4 +1,4 @@
-"""The live view as lines of text: what matters most first, and never more of it than the terminal has room for."""
+"""Renders the live view as lines of text that fit the terminal, the most important first."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.text import clean, factor, number, power
 
 _STYLES = {Phase.STARTING: "pd.near", Phase.RUNNING: "pd.good", Phase.SILENT: "pd.near", Phase.ENDED: "pd.strong"}
-#: Of the sentence on it: what is lost is red, what is strange yellow, the rest quiet.
-_TOLD = {Phase.STARTING: "pd.quiet", Phase.ENDED: "pd.quiet", Phase.DIED: "pd.bad", Phase.GONE: "pd.bad"}
+#: Styles of the sentence on the phase; yellow for phases not listed.
+_SENTENCE_STYLES = {Phase.STARTING: "pd.quiet", Phase.ENDED: "pd.quiet", Phase.DIED: "pd.bad", Phase.GONE: "pd.bad"}
 _SERIES = (
     ("loss", "loss", False),
     ("grad_norm", "gradient norm", True),
@@ -36,7 +36,7 @@ _MARKS = {"error": "pd.error", "warning": "pd.warning", "info": "pd.info"}
 
 @dataclass(frozen=True)
 class Size:
-    """Of the terminal, in characters, and whether it can draw blocks."""
+    """Width and height of the terminal in characters, and whether it lacks block characters."""
 
     width: int
     height: int
@@ -44,7 +44,7 @@ class Size:
 
 
 def screen(watcher: Watcher, check: Check, size: Size) -> Text:
-    """At most ``size.height`` lines of at most ``size.width`` characters."""
+    """The whole screen: at most ``size.height`` lines of at most ``size.width`` characters."""
     head = _head(watcher, size)
     series = _series(watcher.picture, size)
     foot = _foot(watcher, check)
@@ -70,14 +70,14 @@ def screen(watcher: Watcher, check: Check, size: Size) -> Text:
     return Text("\n").join(lines[: size.height])
 
 
-#: One character each, so that styles stay where they are.
+#: ASCII replacements, of one character each, so that the offsets of styles stay valid.
 _PLAIN = str.maketrans({"…": "~", "–": "-"})
-#: Terminals lower than this do without blank lines.
+#: Terminals with fewer lines than this get no blank lines.
 _ROOMY = 20
 
 
 def name_of(path: Path) -> str:
-    """A run directory as people call it."""
+    """The name of a run directory; its parent's if it is called ``run``."""
     path = path.resolve()
     return clean(path.parent.name if path.name == "run" else path.name, 60)
 
@@ -101,42 +101,42 @@ def _head(watcher: Watcher, size: Size) -> list[Text]:
     joint = " | " if size.ascii_only else " · "
     lines = [Text.assemble(title, "  ", mark), Text(joint.join(facts), "pd.quiet")]
     if watcher.words:
-        lines.append(Text(watcher.words, _TOLD.get(phase, "pd.near")))
+        lines.append(Text(watcher.words, _SENTENCE_STYLES.get(phase, "pd.near")))
     return lines
 
 
 def duration(seconds: float) -> str:
-    """``12 ms``, ``3.4 s``."""
+    """A duration: ``12 ms``, ``3.4 s``."""
     return f"{seconds * 1000:.3g} ms" if seconds < 1.0 else f"{seconds:.3g} s"
 
 
 def _series(picture: Picture, size: Size) -> list[Text]:
-    """One line per series: first value kept, the line, the last value."""
+    """One line per series: first value, sparkline, last value; then the numbers of skipped and non-finite steps."""
     lines = []
     width = max(8, min(100, size.width - _LABEL - 2 * _VALUE - 4))
     for name, title, log in _SERIES:
         values, last = picture.series[name].values, picture.series[name].last
         if last is None or (name == "lr" and min(values) == max(values)):
             continue
-        said = power if name == "loss_scale" else number
+        spell = power if name == "loss_scale" else number
         line = sparkline(values, width, ascii_only=size.ascii_only, log=log)
         lines.append(
             Text.assemble(
-                (f"{title:<{_LABEL}}", "pd.label"), f"{said(values[0]):>{_VALUE}}  ", (line, "pd.code"),
-                f"  {said(last)}",
+                (f"{title:<{_LABEL}}", "pd.label"), f"{spell(values[0]):>{_VALUE}}  ", (line, "pd.code"),
+                f"  {spell(last)}",
             )
         )  # fmt: skip
-    told = [
+    counts = [
         (plural(picture.skipped, "skipped step"), "pd.near") if picture.skipped else None,
         (plural(picture.non_finite, "non-finite step"), "pd.bad") if picture.non_finite else None,
     ]
-    if any(told):
-        lines.append(Text(", ", "pd.label").join(Text(*t) for t in told if t))
+    if any(counts):
+        lines.append(Text(", ", "pd.label").join(Text(*t) for t in counts if t))
     return lines
 
 
 def _tables(picture: Picture, size: Size, room: int) -> list[list[Text]]:
-    """Up to two tables of tensors in ``room`` lines."""
+    """Up to two tables of tensors, of at most ``room`` lines together."""
     if room < 2 or not picture.tensors:
         return []
     subnormal = picture.most_subnormal(room)
@@ -155,19 +155,19 @@ def _table(title: str, tensors: Sequence[Tensor], size: Size, *, share: bool) ->
     lines = [Text.assemble((f"{title:<{name}}", "pd.strong"), (f"  {'':8}{'amax':>10}{value:>10}  ", "pd.label"))]
     for tensor in tensors:
         bad = tensor.bad_since is not None
-        said = percent(tensor.subnormal_share) if share else _room(tensor)
+        shown = percent(tensor.subnormal_share) if share else _room(tensor)
         fmt = tensor.format
         line = Text.assemble(
             f"{shortened(label_of(tensor), name):<{name}}",
             (f"  {fmt.name if fmt else tensor.dtype:8.8}", "pd.quiet"),
             f"{number(tensor.amax):>10}",
-            (f"{said:>10}  ", "pd.bad" if bad else ""),
+            (f"{shown:>10}  ", "pd.bad" if bad else ""),
         )
         histogram = tensor.histogram
         evidence = {"dtype": tensor.dtype, "exp_lo": histogram.lo, "exp_hist": histogram.counts}
-        drawn = RangeBar.of(evidence, bar - 1)  # the mark between subnormal and normal numbers takes one
-        if drawn is not None:
-            line.append_text(drawn.text(ascii_only=size.ascii_only, ends=False))
+        range_bar = RangeBar.of(evidence, bar - 1)  # the mark between subnormal and normal takes a cell
+        if range_bar is not None:
+            line.append_text(range_bar.text(ascii_only=size.ascii_only, ends=False))
         lines.append(line)
     return lines
 
@@ -179,7 +179,7 @@ def _room(tensor: Tensor) -> str:
 
 
 def label_of(tensor: Tensor) -> str:
-    """``blocks.3.attn gradient`` for what goes through a module, ``blocks.3.attn.weight`` for what it owns."""
+    """The label of a tensor: ``blocks.3.attn gradient``; ``blocks.3.attn.weight`` for a parameter or buffer."""
     module, kind = tensor.module or tensor.root, _SHORT.get(tensor.kind, tensor.kind)
     if tensor.kind in (*FORWARD_KINDS, "grad_output"):
         words = [module, kind, tensor.name]
@@ -189,14 +189,14 @@ def label_of(tensor: Tensor) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """The end of a name tells it apart, so the beginning goes first."""
+    """``text`` cut to ``width`` characters at its beginning, because names differ at their ends."""
     return text if len(text) <= width else "…" + text[1 - width :]
 
 
 def _findings(check: Check) -> list[Text]:
     if check.findings is None:
-        said = check.problem or "not judged yet"
-        return [Text.assemble(("Findings", "pd.strong"), (f"  {clean(said, 200)}", "pd.quiet"))]
+        status = check.problem or "not judged yet"
+        return [Text.assemble(("Findings", "pd.strong"), (f"  {clean(status, 200)}", "pd.quiet"))]
     at = f"  as of step {check.step}" if check.step is not None else ""
     count = number(len(check.findings)) if check.findings else "none"
     title = Text.assemble(("Findings", "pd.strong"), (f"  {count}", "" if check.findings else "pd.good"))
@@ -205,7 +205,7 @@ def _findings(check: Check) -> list[Text]:
 
 
 def finding_line(finding: Mapping[str, Any]) -> Text:
-    """``ERROR PD101  title``, from the JSON of a diagnosis."""
+    """A finding of a JSON report in one line: ``ERROR PD101  title``."""
     severity = clean(finding.get("severity"), 10)
     return Text.assemble(
         (severity.upper(), _MARKS.get(severity, "pd.info")),
@@ -214,10 +214,10 @@ def finding_line(finding: Mapping[str, Any]) -> Text:
 
 
 def _foot(watcher: Watcher, check: Check) -> list[Text]:
-    said = watcher.problem or watcher.picture.trouble or ""
+    problem = watcher.problem or watcher.picture.trouble or ""
     keys = Text.assemble(("q", "pd.strong"), (" quits", "pd.quiet"))
     if check.busy:
         keys.append("   diagnosing", "pd.quiet")
-    if said:
-        keys.append(f"   {clean(said, 300)}", "pd.near")
+    if problem:
+        keys.append(f"   {clean(problem, 300)}", "pd.near")
     return [keys]

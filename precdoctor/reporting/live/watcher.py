@@ -1,4 +1,4 @@
-"""Follows a run: what is new in it, and whether anybody still writes it."""
+"""Follows a run: reads its new rows, and determines whether its processes are alive."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from precdoctor.runlog.follow import Follower
 from precdoctor.runlog.lock import is_locked
 from precdoctor.runlog.reader import RankLog
 
-#: After so long without a row a run is called silent: in seconds, and in times its usual step.
+#: A run is silent after this long without a new row: in seconds, and in durations of a typical step.
 _SILENT_SECONDS, _SILENT_STEPS = 30.0, 10.0
 
 
 class Phase(enum.Enum):
-    """Where the run stands."""
+    """The state of a run."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -35,22 +35,24 @@ class Phase(enum.Enum):
     GONE = "gone"
 
 
-#: After these nothing more comes.
+#: Phases after which no new rows come.
 OVER = frozenset({Phase.ENDED, Phase.DIED, Phase.GONE})
 
 
 class Watcher:
-    """A growing run: call :meth:`poll` now and then, and look at the attributes.
+    """Follows a growing run: each :meth:`poll` updates the attributes.
 
     Args:
-        path: the run directory; there must be a run.json in it.
-        clock: seconds from any origin, never going back.
+        path: the run directory, which must have a run.json.
+        clock: seconds from any origin; must be monotonic.
 
     Attributes:
-        picture: what is known of the run.
-        phase, words: where it stands, and one sentence on that.
-        problem: what could not be read at the last poll; the rest is shown nevertheless.
-        grown: polls that found something new.
+        picture: the aggregated rows.
+        phase, words: the state of the run, and a clause on it, possibly empty.
+        problem: what could not be read at the last poll; None if nothing.
+        ranks: number of ranks.
+        device: name of the device; "" if unknown.
+        grown: number of polls that found new rows.
 
     Raises:
         RunNotFoundError, RunUnreadableError: as :func:`precdoctor.runlog.open_run`.
@@ -69,23 +71,24 @@ class Watcher:
         self._follower = Follower(path)
         self._rows = 0
         self._last_growth = clock()
-        self._passed_over = False
+        self._old_skipped = False
         self._unlocked: frozenset[str] = frozenset()
         self._damage: str | None = None
 
     def poll(self) -> None:
-        """Read what is new. Rows and files that cannot be read are a problem: a network file system has its moments.
+        """Read new rows and update the state. Rows and files that cannot be read only set ``problem``, because a
+        network file system may fail for a moment.
 
         Raises:
-            CorruptRunError: what a process states of itself is damaged, at two polls in a row; nothing will mend it.
+            CorruptRunError: the same damage was found at two polls in a row, so it is permanent.
         """
         self.problem = None
         damage, self._damage = self._damage, None
         try:
             run = open_run(self.path)
-            if not self._passed_over and run.ranks:
-                self._follower.pass_over("tensors", keep=2)  # the past is in the report; here is the present
-                self._passed_over = True
+            if not self._old_skipped and run.ranks:
+                self._follower.skip_old("tensors", keep=2)  # the live view needs only the newest tensors
+                self._old_skipped = True
             before = self._rows
             try:
                 self._read()
@@ -94,7 +97,7 @@ class Watcher:
             if self._rows != before:
                 self.grown += 1
                 self._last_growth = self._clock()
-            self.phase, self.words = self._standing(open_run(self.path))
+            self.phase, self.words = self._phase_of(open_run(self.path))
         except RunNotFoundError:
             self.phase, self.words = Phase.GONE, "the run directory is gone"
         except CorruptRunError as error:
@@ -103,7 +106,7 @@ class Watcher:
             self.problem = self._damage = str(error)
         except RunUnreadableError as error:
             self.problem = str(error)
-        except OSError as error:  # a directory went away between two looks
+        except OSError as error:  # a directory was removed during the poll
             self.problem = f"cannot read {self.path}: {error.strerror or error}"
 
     def _read(self) -> None:
@@ -117,7 +120,7 @@ class Watcher:
                 self._rows += batch.num_rows
                 take(batch)
 
-    def _standing(self, run: Run) -> tuple[Phase, str]:
+    def _phase_of(self, run: Run) -> tuple[Phase, str]:
         ranks = run.ranks
         self.ranks = len({r.rank for r in ranks})
         self.device = next((str(d) for d in map(_device, map(self._facts, ranks)) if d), self.device)
@@ -126,18 +129,18 @@ class Watcher:
                 return Phase.ENDED, f"nothing was recorded: {why_nothing_attached(run.attach_lines())}"
             offered = len({line.get("pid") for line in run.attach_lines()})
             return Phase.STARTING, f"{plural(offered, 'process')} so far, none has called a model yet"
-        attempts = {r.rank: r for r in ranks}  # of several attempts the last one counts
+        attempts = {r.rank: r for r in ranks}  # the last attempt of each rank
         ongoing = [r for r in attempts.values() if r.end is None]
         unlocked = frozenset(r.directory.name for r in ongoing if not is_locked(r.directory))
-        # twice in a row: a process that has just begun makes its directory before it locks it
+        # Lost only if unlocked at two polls in a row: a starting process makes its directory before it locks it.
         lost = [r.rank for r in ongoing if r.directory.name in unlocked & self._unlocked]
         self._unlocked = unlocked
         if not ongoing:
             reasons = {str(r.end.get("reason")) for r in attempts.values() if r.end}
-            said = clean(ending(end_of_run(run)) or "")
-            return Phase.ENDED, "stopped by precdoctor" if "stopped" in reasons else said or "closed its log"
+            how_it_ended = clean(ending(end_of_run(run)) or "")
+            return Phase.ENDED, "stopped by precdoctor" if "stopped" in reasons else how_it_ended or "closed its log"
         quiet = self._clock() - self._last_growth
-        if lost and self._is_here():
+        if lost and self._is_local():
             who = "the process" if self.ranks == 1 else f"rank {spans(lost)}"
             what = f"{who} ended without closing the log (killed, or out of memory)"
             return (Phase.RUNNING if len(lost) < len(ongoing) else Phase.DIED), what
@@ -146,15 +149,15 @@ class Watcher:
         return (Phase.STARTING if self.picture.last_step is None else Phase.RUNNING), ""
 
     def _facts(self, rank: RankLog) -> dict[str, Any]:
-        """Its rank.json; of several processes, one that cannot be read is a problem and no more."""
+        """Content of rank.json; empty, with ``problem`` set, if it cannot be read."""
         try:
             return rank.facts
         except RunUnreadableError as error:
             self.problem = str(error)
             return {}
 
-    def _is_here(self) -> bool:
-        """Whether the run is of this machine, where a free lock means that the writer is dead."""
+    def _is_local(self) -> bool:
+        """Return whether the run was launched on this host, so that a free lock proves the writer dead."""
         host = self.info.get("host")
         return isinstance(host, dict) and host.get("name") == platform.node()
 

@@ -75,8 +75,8 @@ def test_the_first_difference_is_the_first_in_execution_order(against: Callable[
     found = against(change)
     first = found.bits.first
     assert first is not None
-    assert replace(first, equal=1).told.startswith("1 tensor before it is equal in every bit; ")
-    assert "equal in every bit" not in replace(first, equal=0).told
+    assert replace(first, equal=1).sentence.startswith("1 tensor before it is equal in every bit; ")
+    assert "equal in every bit" not in replace(first, equal=0).sentence
     assert first is not None
     assert (first.step, first.key[1], first.key[2], first.phase) == (5, "norm", "output", Phase.FORWARD)
     assert first.last_equal_step == 4 and first.equal > 100

@@ -6,7 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from precdoctor.comparison.leading import CODES, FEWEST, drifting, growing, leading_findings, loss_gap
+from precdoctor.comparison.leading import (
+    CODES,
+    FEWEST,
+    drifting_gradients,
+    growing_gradients,
+    leading_findings,
+    loss_gap,
+)
 from precdoctor.diagnosis.survey.view import IDENTITY, RunView
 from tests.support.training import Training
 
@@ -60,20 +67,20 @@ def course(seed, growth=0.0, level=0.0, steps=32, noise=0.4):
 def test_gradients_of_another_seed_neither_grow_nor_drift():
     for seed in range(200):
         ours, theirs = course(seed), course(seed + 1000)
-        assert growing(ours, theirs) == drifting(ours, theirs) == []
+        assert growing_gradients(ours, theirs) == drifting_gradients(ours, theirs) == []
 
 
 def test_gradients_that_grow_in_both_runs_do_not_grow_away():
-    assert growing(course(1, growth=6.0), course(2, growth=6.0)) == []
+    assert growing_gradients(course(1, growth=6.0), course(2, growth=6.0)) == []
 
 
 def test_a_gradient_that_grows_away_and_one_that_is_far_away():
-    [found] = growing(course(1, growth=4.0), course(2))
+    [found] = growing_gradients(course(1, growth=4.0), course(2))
     assert (found.code, found.location.module, found.location.kind) == ("PD822", KEY[1], KEY[2])
     assert 2.0 < found.evidence["binades"] < 5.0 and "limit 2" in found.message
-    assert growing(course(2), course(1, growth=4.0)) == [], "one that shrinks does not"
-    assert [f.code for f in drifting(course(1, level=3.0), course(2))] == ["PD823"]
-    assert [f.code for f in drifting(course(1, level=-3.0), course(2))] == ["PD823"]
+    assert growing_gradients(course(2), course(1, growth=4.0)) == [], "one that shrinks does not"
+    assert [f.code for f in drifting_gradients(course(1, level=3.0), course(2))] == ["PD823"]
+    assert [f.code for f in drifting_gradients(course(1, level=-3.0), course(2))] == ["PD823"]
 
 
 def test_from_logs(tmp_path):

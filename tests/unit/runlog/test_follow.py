@@ -77,7 +77,7 @@ def test_what_is_long_past_can_be_passed_over(tmp_path):
         clock.now += 0.6  # two appends to a part
         writer.append("steps", columns_of("steps", [{"step": step}]), 1)
     follower = Follower(path)
-    follower.pass_over("steps", keep=1)
+    follower.skip_old("steps", keep=1)
     recent = [step for _, step in steps_of(follower)]
     assert 0 < len(recent) < 6 and recent[-1] == 5
     writer.append("steps", columns_of("steps", [{"step": 6}]), 1)

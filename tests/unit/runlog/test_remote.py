@@ -13,7 +13,7 @@ from precdoctor.diagnosis.engine import diagnose
 from precdoctor.errors import RunNotFoundError, UsageError
 from precdoctor.reporting.json_report import document
 from precdoctor.runlog import open_run
-from precdoctor.runlog.remote import as_url, local_path, shown
+from precdoctor.runlog.remote import as_url, local_path, without_credentials
 from tests.support.training import Training
 
 
@@ -88,4 +88,4 @@ def test_urls_survive_the_command_line_and_paths_are_left_alone(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s3:" / "bucket").mkdir(parents=True)
     assert as_url(Path("s3://bucket")) is None, "a directory of that name"
-    assert shown("s3://key:secret@bucket/run?endpoint_override=x") == "s3://bucket/run"
+    assert without_credentials("s3://key:secret@bucket/run?endpoint_override=x") == "s3://bucket/run"
