@@ -209,6 +209,26 @@ def normalised_by_hand():
     return train_on(Norm(), lambda: clock.batch(4, 4))
 
 
+@fault("PD101", "exp-overflow", op="exp", module="head")
+def an_overflow_that_leaves_as_minus_infinity():
+    """No mask, although -inf is all that the loss code reads and the first NaN is its own."""
+    torch.manual_seed(0)
+    clock = Clock()
+
+    class Head(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(8, 4)
+
+        def forward(self, x):
+            return -torch.exp(self.fc(x).abs() + 100.0 * clock.bad)  # here
+
+    net = nn.Sequential()
+    net.add_module("body", nn.Linear(8, 8))
+    net.add_module("head", Head())
+    return train_on(net, lambda: clock.batch(4, 8), loss=lambda out: (out - out.mean()).square().mean())
+
+
 @fault("PD101", "softmax-fully-masked", op="_softmax", module="layers.1")
 def one_row_masked_away():
     torch.manual_seed(0)

@@ -107,7 +107,7 @@ def _forward(scene: Scene, names: Names, *, values: bool) -> Examination:
         again = functools.partial(replay, call, names, values=values)
         done = again()
         if done.bad_outputs and not _given_bad_argument(done):
-            if any(kinds != NEG_INF for _, kinds, _ in done.bad_outputs):
+            if any(kinds != NEG_INF for _, kinds, _ in done.bad_outputs) or _has_overflowed(done):
                 return _with_facts("forward", done, again)
             masked = masked or (done, again)  # -inf may be a mask (forbidden tokens): later code decides
         elif done.bad_outputs and (between := _forward_between(call, values=values)) is not None:
@@ -137,6 +137,12 @@ def _made_worse(done: Examination) -> bool:
     """Return whether the loss code has turned a ``-inf`` into something that is no mask."""
     found = done.slice
     return done.found is not None and found is not None and found.made_worse(done.found.tracer.records)
+
+
+def _has_overflowed(done: Replay) -> bool:
+    """Return whether a ``-inf`` that a module returned comes from an overflow, and so is no mask."""
+    found = done.slice()
+    return found is not None and found.overflowed(done.tracer.records)
 
 
 def _relevant_first(calls: list[RootCall]) -> list[RootCall]:

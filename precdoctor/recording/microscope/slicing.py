@@ -38,6 +38,10 @@ class Slice:
         path = (records[i] for i in self.path)
         return any(r.bad_out & NAN and any(r.bad_in) and all(b in (0, NEG_INF) for b in r.bad_in) for r in path)
 
+    def overflowed(self, records: Sequence[OpRecord]) -> bool:
+        """Return whether an origin made NaN or ``+inf``: what follows from it is not a mask, even if it is ``-inf``."""
+        return any(records[i].bad_out & ~NEG_INF for i in self.origins)
+
     @property
     def wanted(self) -> frozenset[int]:
         """Indices of all ops to be reported."""
