@@ -54,11 +54,12 @@ def test_the_whole_zoo_is_recorded_and_none_trains_differently(zoo, tmp_path):
     assert recorded.keys() == zoo.plain.keys()
     assert [n for n, line in recorded.items() if line["digest"] != zoo.plain[n]["digest"]] == []
     assert {n: line["refusals"] for n, line in recorded.items() if line["refusals"]} == {}
-    # Before the optimizer, and behind it. Steps that a script leaves out by itself: the look that shows it, and what
-    # the scaler has found.
-    more = {n for n, line in recorded.items() if line["waits"] > 2}
-    assert more <= {"skips_under_scaler", "skips_two_optimizers"}
-    assert all(recorded[n]["waits"] == 3 for n in more)
+    # One wait before the optimizer, and one after it. One more for steps that a script skips by itself: the read that
+    # shows the skip, and the scaler's result. L-BFGS calls its closure several times, and each call is checked.
+    more = {n: line["waits"] for n, line in recorded.items() if line["waits"] > 2}
+    assert more.pop("lbfgs") <= 6
+    assert set(more) <= {"skips_under_scaler", "skips_two_optimizers"}
+    assert set(more.values()) <= {3}
     for name in recorded:
         path = tmp_path / "runs" / name
         assert events(precdoctor.open_run(path), "error") == [], name
