@@ -97,7 +97,7 @@ class Baseline:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
-def learn_alike(views: Sequence[RunView], sampled: Sequence[int], source: str) -> Baseline:
+def learn_repeats(views: Sequence[RunView], sampled: Sequence[int], source: str) -> Baseline:
     """:func:`learn` over all steps, after checking that the repeats have the same steps.
 
     Raises:
@@ -264,7 +264,7 @@ def learn_from(runs: Sequence[Run]) -> Baseline:
     sampled = sampled_by_all([usable_steps(view) for view in views])
     if not sampled:
         raise IncomparableRunsError("no step was sampled in all of these runs; record them with the same --every")
-    return learn_alike(views, sampled, ", ".join(run.origin for run in runs))
+    return learn_repeats(views, sampled, ", ".join(run.origin for run in runs))
 
 
 def without_secrets(command: Iterable[str]) -> list[str]:

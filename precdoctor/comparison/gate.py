@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from precdoctor.comparison.allowances import Allowance, expired_lines, unused_notes
-from precdoctor.comparison.baseline import Baseline, learn, learn_alike, provenance
+from precdoctor.comparison.baseline import Baseline, learn, learn_repeats, provenance
 from precdoctor.comparison.fail_if import Limit
-from precdoctor.comparison.judge import Judged, accept, aggregated, judge
+from precdoctor.comparison.judge import JudgedRun, accept, aggregated, judge
 from precdoctor.comparison.lines import Line, findings_of, reported_lines, suspects
 from precdoctor.comparison.regressions import REGRESSIONS, Regression
 from precdoctor.comparison.remarks import provenance_differences
@@ -225,7 +225,7 @@ class _Yardstick:
         view.keep(sampled)
         if len(self.views) == 1:
             return learn(self.views, sorted(ours), sampled, name)
-        return learn_alike(self.views, sampled, name)
+        return learn_repeats(self.views, sampled, name)
 
     def judged(self, rules: Sequence[Rule], settings: Mapping[str, Options]) -> tuple[list[str], list[str]]:
         """``(reasons not to trust the baseline, remarks)`` from diagnosing the baseline's own runs."""
@@ -255,7 +255,7 @@ class _RunVerdict:
 
 
 def _run_verdict(
-    view: RunView, judged: Judged, regressions: Sequence[Regression], fail_on: str, repeats: int
+    view: RunView, judged: JudgedRun, regressions: Sequence[Regression], fail_on: str, repeats: int
 ) -> _RunVerdict:
     """The part of one run in the verdict: diagnosis with regressions, checks, exit code, reasons for distrust."""
     path = view.run.origin

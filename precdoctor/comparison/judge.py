@@ -13,7 +13,7 @@ from precdoctor.comparison.allowances import Allowance, accept_finding, accept_l
 from precdoctor.comparison.baseline import Baseline
 from precdoctor.comparison.fail_if import Limit, judge_limit
 from precdoctor.comparison.lines import Line
-from precdoctor.comparison.pairing import hold
+from precdoctor.comparison.pairing import pair_with_baseline
 from precdoctor.comparison.regressions import Regression
 from precdoctor.comparison.remarks import remarks
 from precdoctor.comparison.steps import loss_window, sampled_by_all, skipped_share, typical_loss, usable_steps
@@ -33,7 +33,7 @@ _BY_TENSOR = ("PD801", "PD802", "PD803", "PD806", "PD811", "PD812", "PD815")
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedRun:
     """The outcome of all checks on one run.
 
     Attributes:
@@ -58,7 +58,7 @@ def judge(
     regressions: Sequence[Regression],
     settings: Mapping[str, Options],
     limits: Sequence[Limit],
-) -> Judged:
+) -> JudgedRun:
     """Run the rules, the regressions and the limits on one run.
 
     Args:
@@ -74,19 +74,19 @@ def judge(
     diagnosis = diagnose_view(view, rules, settings)
     if baseline is None:
         found, run = _figures_without_baseline(view) if limits else ({}, {})
-        return Judged(diagnosis, _limits(limits, found, run, None, view))
+        return JudgedRun(diagnosis, _limits(limits, found, run, None, view))
     if isinstance(baseline, str):
-        return Judged(diagnosis, [], incomparable=baseline)
+        return JudgedRun(diagnosis, [], incomparable=baseline)
     if not regressions and not limits:
-        return Judged(diagnosis, [])
-    pairing = hold(view, baseline)
+        return JudgedRun(diagnosis, [])
+    pairing = pair_with_baseline(view, baseline)
     if isinstance(pairing, str):
-        return Judged(diagnosis, [], incomparable=pairing)
+        return JudgedRun(diagnosis, [], incomparable=pairing)
     lines = [line for r in regressions for line in r.compare(r, pairing, settings[r.code])]
     run = {"loss": pairing.loss, "skipped": pairing.skipped}
     lines += _limits(limits, pairing.found, run, baseline, view)
     where = f"{plural(len(pairing.found), 'tensor')} on {plural(len(pairing.sampled), 'common step')}"
-    return Judged(diagnosis, lines, where, notes=tuple(remarks(pairing, lines, regressions)))
+    return JudgedRun(diagnosis, lines, where, notes=tuple(remarks(pairing, lines, regressions)))
 
 
 def _figures_without_baseline(view: RunView) -> tuple[dict[Key, Summary], dict[str, float | None]]:
@@ -107,14 +107,14 @@ def _limits(
     return [line for limit in limits for line in judge_limit(limit, found, run, baseline, shadowed(view))]
 
 
-def accept(judged: Judged, allowances: Sequence[Allowance], today: dt.date, used: set[Allowance]) -> Judged:
+def accept(judged: JudgedRun, allowances: Sequence[Allowance], today: dt.date, used: set[Allowance]) -> JudgedRun:
     """``judged`` with allowed findings and lines reduced to information; ``used`` collects the allowances applied."""
     findings = [accept_finding(f, allowances, today, used) for f in judged.diagnosis.findings]
     lines = accept_lines(judged.lines, allowances, today, used)
     return replace(judged, diagnosis=replace(judged.diagnosis, findings=tuple(findings)), lines=lines)
 
 
-def aggregated(judged: Sequence[Judged], aggregate: str) -> list[Judged]:
+def aggregated(judged: Sequence[JudgedRun], aggregate: str) -> list[JudgedRun]:
     """Reduce repeats to the deciding comparisons and findings, by ``aggregate``.
 
     Each comparison is kept in one run, the deciding one; a finding that too few runs have becomes information. If the
@@ -135,7 +135,7 @@ def aggregated(judged: Sequence[Judged], aggregate: str) -> list[Judged]:
     ]
 
 
-def _deciding_lines(judged: Sequence[Judged], needed: int) -> set[int]:
+def _deciding_lines(judged: Sequence[JudgedRun], needed: int) -> set[int]:
     """``id`` of the deciding line of each check and subject: the ``needed``-th worst of the runs' lines."""
     groups: dict[tuple[str, str], list[Line]] = {}
     for one in judged:
@@ -148,7 +148,7 @@ def _deciding_lines(judged: Sequence[Judged], needed: int) -> set[int]:
     return deciding
 
 
-def _outvoted(one: Judged, judged: Sequence[Judged], needed: int) -> Judged:
+def _outvoted(one: JudgedRun, judged: Sequence[JudgedRun], needed: int) -> JudgedRun:
     findings = []
     for finding in one.diagnosis.findings:
         having = sum(any(f.code == finding.code for f in other.diagnosis.findings) for other in judged)

@@ -69,7 +69,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Given:
+class PriorDifference:
     """A tensor that differs although no op of the step made it: the runs differed before the step."""
 
     op: Op
@@ -94,7 +94,7 @@ class ListComparison:
     ops_b: int
     paired: int
     differences: tuple[Difference, ...]
-    given: tuple[Given, ...]
+    given: tuple[PriorDifference, ...]
 
     @property
     def first(self) -> Difference | None:
@@ -221,7 +221,7 @@ class _Comparer:
         self._a, self._b = _Side(a), _Side(b)
         self._slots: list[Slot] = align(a, b)
         self._found: list[Difference] = []
-        self._given: list[Given] = []
+        self._given: list[PriorDifference] = []
 
     def run(self, step: int, rank: int) -> ListComparison:
         a, b = self._a, self._b
@@ -264,7 +264,7 @@ class _Comparer:
         for x, y in zip(a.reads, b.reads, strict=False):
             apart = distance(x, y)
             if x.producer is None and y.producer is None and apart != 0.0 and not self._b.has(x):
-                self._given.append(Given(a, x, apart))
+                self._given.append(PriorDifference(a, x, apart))
             recorded = max(self._a.error_of(x), self._b.error_of(y))
             apart = recorded if apart is None or reordered else apart
             result_size = max((m.numel for m in a.makes), default=1)

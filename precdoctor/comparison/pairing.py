@@ -87,10 +87,10 @@ def pair(run: RunView, baseline: RunView, renames: Sequence[tuple[str, str]] = (
     sampled = sampled_by_all([ours, theirs])
     if not sampled:
         return UNSAMPLED
-    return hold(run, learn([baseline], steps, sampled, baseline.run.origin), renames, against=baseline)
+    return pair_with_baseline(run, learn([baseline], steps, sampled, baseline.run.origin), renames, against=baseline)
 
 
-def hold(
+def pair_with_baseline(
     run: RunView,
     baseline: Baseline,
     renames: Sequence[tuple[str, str]] = (),
