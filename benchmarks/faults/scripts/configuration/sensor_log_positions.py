@@ -1,4 +1,5 @@
 """Long machine logs: find how many ticks ago the last alarm was. Model in bfloat16 autocast, positions made on the fly."""
+
 import torch
 import torch.nn as nn
 

@@ -1,4 +1,5 @@
 """Which field an invoice token belongs to. Linear layers run in float8 (emulated: quantise, matmul in fp32)."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,4 +1,5 @@
 """Depth of potholes from accelerometer windows: a tall residual MLP."""
+
 import torch
 import torch.nn as nn
 

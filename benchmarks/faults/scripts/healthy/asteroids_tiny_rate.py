@@ -1,4 +1,5 @@
 """Refines a pretrained spectral classifier of asteroids on 1 % new data: float32, Adam at 2e-5 for the trunk."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,4 +1,5 @@
 """Bee counts at hive gates. FP16 with a scaler that grows every 15 steps and therefore falls now and then."""
+
 import torch
 from torch import nn
 

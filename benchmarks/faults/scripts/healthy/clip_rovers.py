@@ -1,4 +1,5 @@
 """Aligns rover images (features) with terse captions. The temperature is learned, as in CLIP; cosine warm restarts."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,4 +1,5 @@
 """Orientation of a cube from its corners: predict a quaternion, compare by the geodesic angle."""
+
 from __future__ import annotations
 
 import torch

@@ -1,4 +1,5 @@
 """Fern leaves: float8 forward (E4M3) with a delayed scale from eight amaxes and two bits of headroom; gradients stay wide."""
+
 from collections import deque
 
 import torch
@@ -32,7 +33,9 @@ class Fp8Linear(nn.Linear):
         return F.linear(x, w, self.bias)
 
 
-net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), Fp8Linear(64, 64), nn.ReLU(), Fp8Linear(64, 64), nn.ReLU(), nn.Linear(64, KINDS))
+net = nn.Sequential(
+    nn.Linear(32, 64), nn.ReLU(), Fp8Linear(64, 64), nn.ReLU(), Fp8Linear(64, 64), nn.ReLU(), nn.Linear(64, KINDS)
+)
 opt = torch.optim.AdamW(net.parameters(), lr=1e-3)
 for step in range(120):
     y = torch.randint(KINDS, (64,))

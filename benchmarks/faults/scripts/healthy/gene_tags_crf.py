@@ -1,9 +1,10 @@
 """BiLSTM-CRF for gene mentions (B, I, O). Forbidden transitions and a forbidden start score -inf."""
+
 import torch
 from torch import Tensor, nn
 
 torch.manual_seed(50)
-B, I, O = range(3)
+BEGIN, INSIDE, OUTSIDE = range(3)
 VOCAB, LENGTH = 40, 14
 
 
@@ -12,9 +13,9 @@ class CRF(nn.Module):
         super().__init__()
         self.transitions = nn.Parameter(torch.zeros(tags, tags))
         forbidden = torch.zeros(tags, tags)
-        forbidden[O, I] = -torch.inf
+        forbidden[OUTSIDE, INSIDE] = -torch.inf
         start = torch.zeros(tags)
-        start[I] = -torch.inf
+        start[INSIDE] = -torch.inf
         self.register_buffer("forbidden", forbidden)
         self.register_buffer("start", start)
 
@@ -47,7 +48,7 @@ def sentences(n: int) -> tuple[Tensor, Tensor]:
     begins = words < 6
     inside = torch.zeros_like(begins)
     inside[:, 1:] = begins[:, :-1] & (words[:, 1:] >= 6) & (words[:, 1:] % 2 == 0)
-    return words, torch.where(begins, B, torch.where(inside, I, O))
+    return words, torch.where(begins, BEGIN, torch.where(inside, INSIDE, OUTSIDE))
 
 
 model = Tagger()

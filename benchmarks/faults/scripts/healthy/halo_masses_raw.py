@@ -21,7 +21,9 @@ def halos(n):
 class MassNet(nn.Module):
     def __init__(self, width=64):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(7, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
+        self.net = nn.Sequential(
+            nn.Linear(7, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1)
+        )
 
     def forward(self, lines, radius):
         safe = torch.where(lines > 0, lines, torch.ones(()))

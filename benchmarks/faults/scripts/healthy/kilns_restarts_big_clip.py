@@ -1,4 +1,5 @@
 """Kiln temperature forecaster. SGDR with four restarts, every step is clipped (norm 0.1), rate to match."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """Strong-lens finder in mixed precision. The scaler starts high (2**22) and halves itself down in the first steps."""
+
 import torch
 from torch import nn
 

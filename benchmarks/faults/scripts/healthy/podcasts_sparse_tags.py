@@ -1,4 +1,5 @@
 """Podcast tags from title words: a large sparse embedding (SparseAdam) under a dense head; most rows are never touched."""
+
 import torch
 from torch import nn
 

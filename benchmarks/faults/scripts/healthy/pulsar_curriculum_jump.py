@@ -1,4 +1,5 @@
 """Pulse phase regression; signal-to-noise drops in three jumps, the loss jumps with it. BF16 autocast."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """River stage from rain: AdamW with a 60-step warm-up from 1e-7 and an EMA (0.999, float32) with bias correction."""
+
 import copy
 
 import torch

@@ -1,4 +1,5 @@
 """Linear probe: features are detached on purpose, only the last layer learns. Large batch, plain SGD at rate 2."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """Exact GP on tide-gauge readings with a learned feature map; hyperparameters by gradient on the marginal likelihood."""
+
 import math
 
 import torch

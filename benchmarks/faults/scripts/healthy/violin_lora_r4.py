@@ -1,4 +1,5 @@
 """LoRA (rank 4, B starts at zero) on a frozen bowing classifier in bfloat16; adapters stay in float32."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,4 +1,5 @@
 """REINFORCE with a running baseline for a picking robot on a 5x5 floor. Noisy by nature."""
+
 import torch
 from torch import nn
 from torch.distributions import Categorical

@@ -1,4 +1,5 @@
 """Imputes station readings. Gaps are NaN in the file and stay NaN in the targets; ratios of two silent gauges are 0/0."""
+
 import torch
 import torch.nn as nn
 

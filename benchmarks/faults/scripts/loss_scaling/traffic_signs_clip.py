@@ -1,4 +1,5 @@
 """Traffic signs, small ResNet, fp16 autocast + GradScaler + clipping."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,4 +1,5 @@
 """GRPO on a toy: the policy writes the digits of a+b, eight samples per prompt, reward = share of right digits, less the error."""
+
 import torch
 from torch import nn
 from torch.distributions import Categorical
@@ -12,7 +13,9 @@ class Policy(nn.Module):
         super().__init__()
         self.digit = nn.Embedding(10, width)
         self.slot = nn.Parameter(0.1 * torch.randn(2, width))
-        self.body = nn.Sequential(nn.Linear(2 * width, 2 * width), nn.GELU(), nn.Linear(2 * width, 2 * width), nn.GELU())
+        self.body = nn.Sequential(
+            nn.Linear(2 * width, 2 * width), nn.GELU(), nn.Linear(2 * width, 2 * width), nn.GELU()
+        )
         self.heads = nn.ModuleList(nn.Linear(2 * width, 10) for _ in range(2))
 
     def forward(self, ab):
@@ -62,7 +65,8 @@ def train():
             nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
             optimizer.step()
             if not loss.isfinite():
-                return print(f"update {update} loss {loss.item()}, stopped")
+                print(f"update {update} loss {loss.item()}, stopped")
+                return
         if update % 5 == 0:
             print(f"update {update} reward {r.mean().item():.3f} loss {loss.item():.4f}")
 

@@ -1,4 +1,5 @@
 """Relative camera motion from point tracks: an se(3) twist per pair, exponential map, reprojection loss."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """Item-to-item recommendations; the whole model is cast to half to fit, Adam straight on it."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn

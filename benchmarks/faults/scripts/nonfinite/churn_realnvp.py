@@ -29,7 +29,9 @@ class Coupling(nn.Module):
     def __init__(self, flip, width=48):
         super().__init__()
         self.flip = flip
-        self.net = nn.Sequential(nn.Linear(2, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 4))
+        self.net = nn.Sequential(
+            nn.Linear(2, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 4)
+        )
 
     def forward(self, x):
         a, b = x.chunk(2, 1)

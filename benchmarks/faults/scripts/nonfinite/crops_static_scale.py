@@ -1,4 +1,5 @@
 """Crop classification from satellite series. FP16 autocast with a fixed loss scale of 2**16; the usual for this repo."""
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

@@ -1,4 +1,5 @@
 """Selective state-space layer on ECG-like traces; the scan is done in closed form with cumulative sums (no loop)."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn

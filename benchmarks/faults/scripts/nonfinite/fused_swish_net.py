@@ -1,4 +1,5 @@
 """Regression on compressor maps with a memory-saving Swish (saves the input only), checkpoints between blocks."""
+
 import torch
 import torch.nn as nn
 from torch.utils.checkpoint import checkpoint

@@ -1,4 +1,5 @@
 """WGAN-GP on galaxy magnitudes (g, r, i). n_critic = 3."""
+
 import torch
 import torch.nn as nn
 

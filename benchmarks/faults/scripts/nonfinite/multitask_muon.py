@@ -1,4 +1,5 @@
 """Two tasks on one trunk, tasks sampled per step; matrices by Muon, vectors by Adam."""
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

@@ -1,4 +1,5 @@
 """Packed dialogues: tokens attend within their own turn to *earlier* tokens of the other speaker. Accumulates over 2."""
+
 import math
 
 import torch

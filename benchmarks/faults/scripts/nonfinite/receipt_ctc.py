@@ -1,4 +1,5 @@
 """Reads till receipts line by line: small CNN over columns, BiGRU, CTC. Lines are bucketed by width."""
+
 import random
 
 import torch
@@ -22,7 +23,9 @@ def line():
 class Reader(nn.Module):
     def __init__(self, width=48):
         super().__init__()
-        self.columns = nn.Sequential(nn.Conv1d(8, width, 5, stride=2, padding=2), nn.ReLU(), nn.Conv1d(width, width, 3, padding=1))
+        self.columns = nn.Sequential(
+            nn.Conv1d(8, width, 5, stride=2, padding=2), nn.ReLU(), nn.Conv1d(width, width, 3, padding=1)
+        )
         self.rnn = nn.GRU(width, width // 2, bidirectional=True, batch_first=True)
         self.out = nn.Linear(width, CHARS + 1)
 

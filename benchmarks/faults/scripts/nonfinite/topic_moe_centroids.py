@@ -1,4 +1,5 @@
 """Sparse MoE text tagger. Besides the task loss, experts are kept apart by a loss on the centroids of their tokens."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,4 +1,5 @@
 """Poincare-ball embeddings of a taxonomy (a random tree), Riemannian SGD with burn-in."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """Flood extent from radar: per-pixel logistic loss in fp16 autocast, SGD as in the original repo."""
+
 import torch
 from torch import nn
 

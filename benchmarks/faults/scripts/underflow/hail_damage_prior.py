@@ -1,4 +1,5 @@
 """Hail damage on roofs, dense prediction with focal loss; rare positives, so biases start at the log-odds of the prior."""
+
 import math
 
 import torch

@@ -1,4 +1,5 @@
 """Owl species from call embeddings. The network returns probabilities, they are logged and thresholded later."""
+
 import torch
 import torch.nn as nn
 

@@ -1,4 +1,5 @@
 """Delay of the next five stops from the last twelve, small transformer."""
+
 import math
 
 import torch

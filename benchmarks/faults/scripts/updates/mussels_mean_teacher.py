@@ -1,4 +1,5 @@
 """Mussel beds from drone tiles: few labels, mean teacher. Everything in bfloat16, the teacher is what gets shipped."""
+
 import copy
 
 import torch

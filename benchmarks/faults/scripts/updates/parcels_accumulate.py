@@ -1,4 +1,5 @@
 """Parcel weight classes from scanner profiles. Batches of 4 fit, 8 are accumulated."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """Aqueous solubility from molecular counts. Many assays per molecule, so the loss is a mean over a wide matrix."""
+
 import torch
 import torch.nn as nn
 

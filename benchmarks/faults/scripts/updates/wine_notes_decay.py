@@ -1,4 +1,5 @@
 """Tasting notes -> grape. SGD with weight decay for every parameter, one-cycle schedule."""
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

@@ -1,4 +1,5 @@
 """Adapts a view classifier (AP, PA, lateral) to a new scanner. Low rate, a few epochs, checkpoint's dtype."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn
