@@ -90,8 +90,8 @@ def predict_groups(histogram: GroupHistogram, fmt: Format) -> Prediction:
         low, high = counted(statement, cells)
         return Estimate.of(low / n, high / n, guess(statement, points, weights) / n)
 
-    per_element = np.divide(np.array(histogram.energy), counts, out=np.zeros_like(counts), where=counts > 0.0)
-    per_element = per_element[counts > 0.0] / fmt.max**2
+    used = counts > 0.0
+    per_element = np.array(histogram.energy)[used][::-1] / (cells.counts * fmt.max**2)
     low, high = error_bounds(cells, fmt, limits, aligned=False)
     likely = squared_errors(points, cells, fmt, limits, aligned=False)
     signal = histogram.sum_sq
@@ -117,13 +117,12 @@ def predict_groups(histogram: GroupHistogram, fmt: Format) -> Prediction:
 
 
 def _cells(counts: Floats, fmt: Format) -> Cells:
-    """Return one cell for each non-empty entry, in the unit of ``fmt``, after scaling by the group's scale."""
+    """Return a cell for each non-empty entry, smallest ratio first, in the unit of ``fmt`` after scaling by group."""
     r = np.arange(counts.size)
     lo = np.where(r < LIMIT - 1, np.ldexp(fmt.max * (1.0 - _SLACK), -r - 1), 0.0)
     hi = np.minimum(np.ldexp(fmt.max * (1.0 + _SLACK), -r), fmt.max)
-    used = counts > 0.0
-    none = np.zeros(int(used.sum()))
-    # The order is descending, in which points_of sees no slope between neighbours and spreads elements evenly.
+    used = np.flatnonzero(counts > 0.0)[::-1]
+    none = np.zeros(used.size)
     return Cells(lo[used], hi[used], counts[used], none.astype(np.bool_), none)
 
 
@@ -166,8 +165,10 @@ def tally_groups(
 
 @lru_cache(maxsize=64)
 def _likely_errors(fmt: Format) -> Floats:
-    """Return the expected squared error over ``amax**2`` of an element in each entry of a histogram."""
-    cells, points, weights = spread([_cells(np.ones(LIMIT), fmt)], _POINTS)
+    """Return the expected squared error over ``amax**2`` of an element in each entry, if elements lie evenly in it."""
+    even = np.ldexp(1.0, LIMIT - np.arange(LIMIT))
+    even[-1] *= 2.0  # the last entry reaches down to zero
+    cells, points, weights = spread([_cells(even, fmt)], _POINTS)
     errors = squared_errors(points, cells, fmt, Limits.of(fmt), aligned=False)
-    out: Floats = (weights * errors).sum(axis=1) / fmt.max**2
+    out: Floats = (weights * errors).sum(axis=1)[::-1] / (even * fmt.max**2)
     return out
