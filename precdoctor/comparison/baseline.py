@@ -82,7 +82,7 @@ class Baseline:
         tensors: the expected values of each tensor.
         loss: median loss over the last quarter of the steps; None if no repeat has a finite loss there.
         skipped: share of the steps that a loss scaler skipped.
-        bad_losses: steps with a non-finite loss in any repeat; empty for a baseline from a file.
+        bad_losses: steps with a non-finite loss in any repeat.
         provenance: versions, device, command, runs, model.
     """
 

@@ -48,6 +48,8 @@ def _lines(baseline: Baseline) -> Iterator[str]:
     if baseline.loss is not None:
         yield f"loss = {_pair(baseline.loss)}  # nats, the median of the last quarter of the steps"
     yield f"skipped = {_pair(baseline.skipped)}  # share of steps that a loss scaler skipped"
+    if baseline.bad_losses:
+        yield f"bad_losses = {_value(_ranges(sorted(baseline.bad_losses)))}  # steps with a non-finite loss"
     yield "\n[provenance]"
     for name, value in baseline.provenance.items():
         if value not in (None, "", [], {}):
@@ -220,6 +222,7 @@ def _baseline(file: Path, table: Mapping[str, Any]) -> Baseline:
         tensors=tensors,
         loss=_learned(table["loss"]) if "loss" in table else None,
         skipped=_learned(table["skipped"]),
+        bad_losses=frozenset(_expanded(table.get("bad_losses", ()))),
         provenance=table.get("provenance", {}),
     )
 

@@ -6,7 +6,7 @@ changes, and the recorder, which makes them.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -41,7 +41,8 @@ class Setting:
 
 
 def _positive(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    """Whether it is a finite number above 0; an integer beyond FP64 is none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
 
 
 def _switch(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -69,11 +70,18 @@ def test_one_run_has_wide_limits(runs):
     assert min(e.metrics["rms"].spread for e in single.tensors.values() if "rms" in e.metrics) >= 0.25
 
 
+def test_a_loss_that_may_be_non_finite_may_be_so_after_the_file_as_well(learned, tmp_path):
+    file = tmp_path / "numerics.toml"
+    file.write_text(text_of(dataclasses.replace(learned, bad_losses=frozenset({3, 4, 5, 9}))))
+    assert read_baseline(file).bad_losses == {3, 4, 5, 9}
+
+
 def test_the_file_says_the_same(learned, tmp_path):
     file = tmp_path / "numerics.toml"
     file.write_text(text_of(learned))
     again = read_baseline(file)
     assert text_of(again) == file.read_text()
+    assert again.bad_losses == learned.bad_losses
     assert again.tensors.keys() == learned.tensors.keys()
     for key, expected in learned.tensors.items():
         found = again.tensors[key]

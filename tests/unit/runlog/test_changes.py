@@ -47,6 +47,7 @@ def test_a_change_comes_back_from_what_it_writes(change):
         ({"setting": "scaler.init_scale", "to": -1.0}, "takes a number above 0, got -1.0"),
         ({"setting": "scaler.init_scale", "to": True}, "got True"),
         ({"setting": "scaler.init_scale", "to": float("inf")}, "got inf"),
+        ({"setting": "scaler.init_scale", "to": 10**400}, "takes a number above 0"),
         ({"setting": "scaler.growth_interval", "to": 0}, "a number of steps from 1"),
         ({"setting": "scaler.enabled", "to": True}, "takes false"),
         ({"setting": "module.dtype", "to": "float32"}, "needs the name of a module, or of a root"),

@@ -240,7 +240,9 @@ def _repeated_finding(view: RunView, misuse: _Misuse, options: Options) -> Findi
         f"{percent(options['share'])}) the script called `scaler.unscale_` {misuse.times} times on the same gradients, "
         "with `scaler.update()` in between. Each call divides the whole sum so far by the loss scale"
         + (f", {scale:g} at step {step}" if first is not None else "")
-        + f". The last micro-batch counts in full, the one before it with 1 / {scale:g}, earlier ones with less."
+        + ". The last micro-batch counts in full, the one before it "
+        + (f"with 1 / {scale:g}" if first is not None else "divided once more")
+        + ", earlier ones with less."
     )
     return RULE.finding(
         confidence=0.95,

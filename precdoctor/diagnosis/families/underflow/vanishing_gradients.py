@@ -133,7 +133,8 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
     first, last, lost = alive[0], alive[-1], decay(chain)
     per_layer = slope(link_norms(chain))
     step = watched_steps(view)[-1]
-    gradients = [r for r in view.any_rows(step) if r.kind == "grad_output" and r.module in {k.module for k in alive}]
+    own = {(chain.root, link.module) for link in alive}
+    gradients = [r for r in view.any_rows(step) if r.kind == "grad_output" and (r.root, r.module) in own]
     row = next((r for r in gradients if r.module == first.module), None)
     message = (
         f"Along {len(alive)} layers of {chain.module_class} (`{chain.pattern}`) the gradient falls from "
