@@ -36,8 +36,9 @@ _SOFTMAX = names("_softmax _safe_softmax")
 #: Losses that normalise their operand, with the function that they apply; and the ops of these functions.
 _LOSSES = {"_log_softmax": "softmax", "binary_cross_entropy_with_logits": "sigmoid"}
 _NORMALISING = {"_softmax": "softmax", "_safe_softmax": "softmax", "sigmoid": "sigmoid"}
-#: Losses that read log-probabilities.
+#: Losses that read log-probabilities. ``kl_div`` is three ops: ``xlogy(target, target) - target * input``.
 _OF_LOGARITHMS = names("nll_loss_forward nll_loss2d_forward")
+_KL_ENTROPY, _KL_CROSS = "xlogy", "target * softmax"
 #: Ops, beside views, that leave the values of their operand.
 _PASSES = names("_to_copy clone")
 #: Maximum number of normalised tensors remembered at a time.
@@ -103,12 +104,27 @@ class Saturation:
         elif function == "softmax" and call.plain_name in _OF_LOGARITHMS:
             self._findings.add("closed", call, 1.0, function=function, without_log=True, of=given.numel())
         passed = function if call.func.is_view or call.plain_name in _PASSES else None
-        if (made := passed or _NORMALISING.get(call.plain_name)) is None:
+        if (made := passed or _NORMALISING.get(call.plain_name) or self._kl_term(call, given)) is None:
             return
         if len(self._normalised) >= _MAX_NORMALISED:
             self._normalised.tidy()
         if len(self._normalised) < _MAX_NORMALISED:
             self._normalised.put(call.results[0], made)
+
+    def _kl_term(self, call: Call, given: Tensor) -> str | None:
+        """Return which term of ``kl_div`` of a softmax the op makes; None for another op. Note their difference."""
+        other = call.args[1] if len(call.args) > 1 else None
+        if not isinstance(other, Tensor):
+            return None
+        if call.plain_name == "xlogy" and given is other:
+            return _KL_ENTROPY
+        mark = self._normalised.get(other)
+        if call.plain_name == "mul" and mark == "softmax":
+            return _KL_CROSS
+        if call.plain_name == "sub" and mark == _KL_CROSS and self._normalised.get(given) == _KL_ENTROPY:
+            data = {"function": "softmax", "without_log": True, "loss": "kl_div", "of": given.numel()}
+            self._findings.add("closed", call, 1.0, **data)
+        return None
 
     def flushed(self, call: Call) -> None:
         """Note an op of the backward pass that has flushed much of a gradient in FP16."""

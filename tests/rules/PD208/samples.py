@@ -79,6 +79,10 @@ FIRING = {
         lambda: scanned(without_log()), 0, None, severity="warning",
         says=("nll_loss is given probabilities without their logarithm", "-1 at best"),
     ),
+    "divergence-without-log": Sample(
+        lambda: scanned(without_log(loss="kl_div")), 0, None, severity="warning",
+        says=("kl_div is given probabilities without their logarithm", "whatever the target is"),
+    ),
     "closed-later": Sample(
         lambda: with_scans(scanned(closed(channels=0.95), steps=(8, 9)), 0, 1), 8, "blocks.0.attn", severity="warning",
         says=("95 % of the channels",),

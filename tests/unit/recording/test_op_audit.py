@@ -806,3 +806,17 @@ def test_probabilities_that_are_read_as_logarithms_are_noted(logarithm):
         assert loss["closed"]["without_log"] is True
     plain = facts(lambda x: torch.nn.functional.cross_entropy(x, targets), scores, stage="loss")
     assert "closed" not in plain
+
+
+@pytest.mark.parametrize("logarithm", [torch.log, lambda p: p])
+@pytest.mark.parametrize("reduction", ["none", "batchmean"])
+def test_a_divergence_of_probabilities_is_noted_and_one_of_their_logarithms_is_not(logarithm, reduction):
+    scores, target = torch.randn(64, 10), torch.randn(64, 10).softmax(-1)
+    loss = facts(
+        lambda x: torch.nn.functional.kl_div(logarithm(x.softmax(-1)), target, reduction=reduction).sum(),
+        scores,
+        stage="loss",
+    )
+    assert ("closed" in loss) == (logarithm is not torch.log)
+    if "closed" in loss:
+        assert loss["closed"]["loss"] == "kl_div"

@@ -36,8 +36,8 @@ does loss code if a weight's gradient is exactly zero then. `clamp(min=0)` is a 
 another path may lead around them (a straight-through estimate).
 
 Also a loss that normalises what has been normalised already: `cross_entropy` of a softmax, or
-`binary_cross_entropy_with_logits` of a sigmoid. There the loss cannot come near its own bound, zero. And `nll_loss` of
-a softmax, which reads logarithms of probabilities.
+`binary_cross_entropy_with_logits` of a sigmoid. There the loss cannot come near its own bound, zero. And `nll_loss` or
+`kl_div` of a softmax: they read logarithms of probabilities.
 """,
     matters="""
 The layers in front of it do not learn from these elements, and nothing shows it: the outputs are finite and look
@@ -182,26 +182,35 @@ def _twice_finding(view: RunView, group: Group) -> Finding:
 
 
 def _without_log_finding(view: RunView, group: Group) -> Finding:
-    """The finding for ``nll_loss`` of probabilities, which it reads as their logarithms."""
+    """The finding for ``nll_loss`` or ``kl_div`` of probabilities, which it reads as their logarithms."""
     fact = group.worst
+    is_kl = fact.data.get("loss") == "kl_div"
+    loss = "kl_div" if is_kl else "nll_loss"
+    advice = "give kl_div the log_softmax" if is_kl else "give cross_entropy the logits, or nll_loss their log_softmax"
     return place_finding(
         RULE,
         view,
         group,
-        title=f"nll_loss is given probabilities without their logarithm: the loss ends at -1{fact.line}",
-        message=f"{op_words(fact)} reads logarithms of probabilities, which are 0 at most. It is given what a softmax "
-        "has made. So the loss is negative, -1 at best (limit of logarithms: 0), and its gradient does not grow where "
-        "the model is wrong."
-        f"{elsewhere_words(group)}",
+        title=f"{loss} is given probabilities without their logarithm: "
+        f"{'it is not least at the target' if is_kl else 'the loss ends at -1'}{fact.line}",
+        message=f"{op_words(fact)} belongs to {loss}. That loss reads logarithms of probabilities, which are 0 at most, "
+        "and is given the result of a softmax. "
+        + ("It is least (limit of logarithms: 0) if all probability is on one class, whatever the target is."
+           if is_kl else
+           "So the loss is negative, -1 at best (limit of logarithms: 0), and its gradient does not grow where the "
+           "model is wrong.")
+        + elsewhere_words(group),
         certain=(0.9, "the tensor was followed from the softmax to the loss"),
         limits={},
         prescription=Prescription(
-            title="give cross_entropy the logits, or nll_loss their log_softmax: least loss -1 -> 0",
-            change={"loss": {"from": "nll_loss of softmax", "to": "cross_entropy"}, "op": fact.op},
+            title=f"{advice}: least loss -1 -> 0",
+            change={"loss": {"from": f"{loss} of softmax", "to": f"{loss} of log_softmax"}, "op": fact.op},
             predicted={"least_loss": {"from": -1.0, "to": 0.0}},
-            snippet="loss = F.cross_entropy(logits, target)  # without the softmax before it\n",
+            snippet="loss = F.kl_div(logits.log_softmax(-1), target, reduction='batchmean')\n"
+            if is_kl
+            else "loss = F.cross_entropy(logits, target)  # without the softmax before it\n",
         ),
-    )
+    )  # fmt: skip
 
 
 def stops_gradient(cause: Finding, effect: Finding) -> bool:
