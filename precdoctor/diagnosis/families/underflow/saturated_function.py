@@ -193,7 +193,7 @@ def _without_log_finding(view: RunView, group: Group) -> Finding:
         group,
         title=f"{loss} is given probabilities without their logarithm: "
         f"{'it is not least at the target' if is_kl else 'the loss ends at -1'}{fact.line}",
-        message=f"{op_words(fact)} belongs to {loss}. That loss reads logarithms of probabilities, which are 0 at most, "
+        message=f"{op_words(fact)} belongs to {loss}. That loss reads log-probabilities, which are 0 at most, "
         "and is given the result of a softmax. "
         + ("It is least (limit of logarithms: 0) if all probability is on one class, whatever the target is."
            if is_kl else
