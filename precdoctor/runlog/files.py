@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from precdoctor._attach_file import ATTACH_FILE as ATTACH_FILE  # noqa: PLC0414 - said to be public here
+from precdoctor._attach_file import ATTACH_FILE as ATTACH_FILE  # noqa: PLC0414 - re-exported
 
 #: Incremented whenever the meaning of a column changes. Readers accept older logs and refuse newer ones.
 SCHEMA_VERSION: Final = 1

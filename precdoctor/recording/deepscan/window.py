@@ -199,7 +199,7 @@ class StepWindow:
         return False
 
     def _in_time(self, mode: WindowMode) -> bool:
-        """Return whether the mode looks at the current micro-step."""
+        """Return whether the mode examines the current micro-step."""
         return mode.most_micro_steps is None or self._context.micro_step < mode.most_micro_steps
 
     def _must_not_compile(self) -> bool:
@@ -303,7 +303,7 @@ class StepWindow:
 
 
 def why_not(module: nn.Module | None, *, beside_compiled: bool = False) -> str | None:
-    """Return why the ops of this module must not be looked at; None if they may.
+    """Return why the ops of this module must not be examined; None if they may.
 
     Args:
         beside_compiled: whether the mode may be open beside compiled code.
@@ -320,7 +320,7 @@ def why_not(module: nn.Module | None, *, beside_compiled: bool = False) -> str |
 
 
 def unfit(module: nn.Module) -> str | None:
-    """Return why the ops of a module must not be looked at because of the module itself; None if they may."""
+    """Return why the ops of a module must not be examined because of the module itself; None if they may."""
     for part in static.modules(module):
         names = {c.__name__ for c in type(part).__mro__}
         if issubclass(type(part), (torch.jit.ScriptModule, torch.fx.GraphModule)):

@@ -19,14 +19,14 @@ from precdoctor.recording.slots.deferred import is_capturing
 
 
 class WindowMode(Retiring):
-    """Looks at ops while it is entered; an error in here ends the looking and never affects the op.
+    """Examines ops while it is entered; an error in here ends the examination and never affects the op.
 
     Attributes:
         modules: root and FQN of the modules whose forward runs, outermost first.
         stage: script, loss or optimizer: which code runs outside of modules and backward passes.
         steps_in_backward: whether optimizers step inside the backward pass, as soon as a gradient is there.
-        resting: whether ops are not looked at for now.
-        most_micro_steps: maximum number of micro-steps per step that are looked at; None: all of them.
+        resting: whether ops are not examined for now.
+        most_micro_steps: maximum number of micro-steps per step that are examined; None: all of them.
         beside_compiled: whether the mode may be open while compiled code runs.
         clock: in ns: CPU time of the thread; with a GPU, host time, because waiting for results costs time there.
         spent_ns: time that looking has taken, without the ops themselves.
@@ -85,7 +85,7 @@ class WindowMode(Retiring):
 
     @property
     def full(self) -> bool:
-        """Whether it looks at no further op, however long the step may run."""
+        """Whether it examines no further op, however long the step may run."""
         return False
 
     @property

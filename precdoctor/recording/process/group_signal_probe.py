@@ -1,4 +1,4 @@
-"""Tells signals sent to the whole process group from signals sent only to the parent of a recorded run.
+"""Distinguishes signals sent to the whole process group from signals sent only to the parent of a recorded run.
 
 Job control, ``timeout``, batch systems and terminals signal the whole group or job. Then the command has the signal
 already, and must not get it again: that would cut short its reaction to the first. A signal does not carry to whom it

@@ -157,7 +157,7 @@ def longer(present: DelayedScaling | None, span: int) -> Iterator[Recipe]:
 
     Args:
         present: the recognised recipe.
-        span: steps in the log; a longer history cannot be told from one of this length.
+        span: steps in the log; a longer history cannot be distinguished from one of this length.
     """
     start = present or DelayedScaling(1, Amax.MAX)
     lengths = [k for k in LENGTHS if k > start.history and k <= 2 * span]
