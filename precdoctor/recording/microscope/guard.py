@@ -92,12 +92,13 @@ class Guard:
         Raises:
             SystemExit: to stop the run (``--on-nonfinite stop``); the log is closed.
         """
-        if self._policy == "observe":
+        policy = self._context.options.on_nonfinite
+        if policy == "observe":
             return False
         if self._context.trace is not None and self._context.traced:
             return self._skips_traced_step(optimizer, scaled=scaler is not None)
         judge_last = None if self._last_gradients.left is None else self._last_gradients.take(self._context.step)
-        if self._policy in ("skip", "stop") and are_sharded(parameters_of(optimizer)):
+        if policy in ("skip", "stop") and are_sharded(parameters_of(optimizer)):
             self._refuse_sharded()
         launched = self._buffers.launch()
         # Waiting for what was launched last suffices: the rest has arrived by then.
@@ -120,12 +121,12 @@ class Guard:
             self._leave_to_scaler(poisoned, streak)
             return False
         follows, self._last_bad = self._last_bad == step - 1, step
-        if not (follows and self._policy == "examine"):  # else bad weights of the step before explain this one
+        if not (follows and policy == "examine"):  # else bad weights of the step before explain this one
             more = {"finite_before": self._finite_before(optimizer)}
             self._examine(loss_bad=loss_bad, gradients_bad=gradients_bad, more=more, poisoned=poisoned, streak=streak)
-        if self._policy == "stop":
+        if policy == "stop":
             self._stop(f"--on-nonfinite stop, at step {step}")
-        return self._policy == "skip" and self.may_skip and (gradients_bad or not attach.has_other_ranks())
+        return policy == "skip" and self.may_skip and (gradients_bad or not attach.has_other_ranks())
 
     def left_out(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> None:
         """Examine a step that the script itself leaves out. The weights are safe, so the run is never stopped.

@@ -127,7 +127,7 @@ class BackwardHooks:
             hooks.let_go(stack)
         if hooks.out:
             hooks.resume()
-        if self._optimizerless.has_optimizer and not stack:
+        if hooks.recomputes and self._optimizerless.has_optimizer and not stack:
             hooks.rest_in_backward()
 
     def _before_backward(self, tensors: Tensor | Iterable[Tensor] | None, gradients: Any) -> None:
@@ -162,7 +162,8 @@ class BackwardHooks:
             if root.numel() == 1 and root.is_floating_point():
                 facts.losses.append(defer(root, by_drain=True))
                 facts.narrow_loss = facts.narrow_loss or root.dtype is torch.float16
-                if (factor := constant_factor(root)) is not None:
+                node = root.grad_fn
+                if node is not None and node.name() == _PRODUCT and (factor := constant_factor(root)) is not None:
                     facts.root_factors.append(factor)
             if recorder.live:
                 name = "" if len(roots) == 1 else str(index)

@@ -241,7 +241,7 @@ class ForwardHooks:
         mode, recorder = frame.mode, self._recorder
         if self._logits.follows:
             self._logits.close()  # still open for another root's loss; a scan must not begin beside it
-        if mode.phase == "train" and not mode.delegated and recorder.claim.may_train:
+        if mode.phase == "train" and not mode.delegated and (recorder.drain is not None or recorder.claim.may_train):
             self._window.enter_root(frame.module)
             if self._window.is_open:
                 self._window.root_called(frame.module, {**dict(enumerate(args)), **keyword_arguments()})

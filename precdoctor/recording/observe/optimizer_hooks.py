@@ -297,7 +297,8 @@ class OptimizerHooks:
         if found is not None and facts.gradients_of is None:
             facts.grad_norm, facts.grad_amax = found
         self._guard.left_out(optimizer, scaler)
-        self._trace("gradients", optimizer)
+        if self._recorder.trace is not None:
+            self._trace("gradients", optimizer)
         self._close(attempt)
 
     def _pre_step(self, optimizer: torch.optim.Optimizer, closure: object) -> JudgedClosure | None:
@@ -325,13 +326,14 @@ class OptimizerHooks:
             self._rows.given_gradients(attempt)
         if plain and not already_bad:
             attempt.skipped = self._guard.skips_step(optimizer, None, self._looks.take())
-        if not attempt.by_scaler:
+        if not attempt.by_scaler and self._shadow is not None:
             self._compare(attempt)
         attempt.reached = not attempt.skipped
         self._kept_gradients.step_begins(attempt.optimizer)
         if attempt.closure and self._recorder.options.on_nonfinite != "observe":
             attempt.given = gradients_of(optimizer, memory_limits.for_copies(self._recorder.options))
-        self._trace("gradients", optimizer)
+        if self._recorder.trace is not None:
+            self._trace("gradients", optimizer)
         if attempt.skipped:
             attempt.aside = GradientsAside(parameters_of(optimizer))
             return None
@@ -351,7 +353,8 @@ class OptimizerHooks:
             return
         if attempt.closure:
             self._looks.after_closure(optimizer)
-        self._trace("weights", optimizer)
+        if self._recorder.trace is not None:
+            self._trace("weights", optimizer)
         if attempt.aside is not None:
             attempt.aside.restore()
         else:

@@ -147,8 +147,7 @@ class Recorder:
                         self.facts.write_if_changed()
                 except Exception as error:  # noqa: BLE001 - at exit no caller can handle it
                     self._log_error(error)
-                self.state = "off"
-                self.live = False
+                self.state, self.live = "off", False
             if (drain := self.drain) is None:  # the process never became a rank
                 return
             end: dict[str, Any] = {} if message is None else {"message": message}
@@ -212,8 +211,7 @@ class Recorder:
     def _turn_off(self, message: str) -> None:
         """Stop recording for the rest of the run. Queued rows still reach the log; nobody waits for them."""
         self.event("warning", data={"message": f"recording is off after {message}"})
-        self.state = "off"
-        self.live = False
+        self.state, self.live = "off", False
         self.slots.take()
         attach.call_all(self.when_turned_off)
         if self.drain is None:
@@ -299,7 +297,8 @@ class Recorder:
 
     def _call_step_ends(self) -> None:
         try:
-            attach.call_all(self.when_step_ends)
+            for end in self.when_step_ends:
+                end()
         except Exception as error:  # noqa: BLE001 - the step must be logged even so
             self.internal_error(error)
 
@@ -335,7 +334,8 @@ class Recorder:
             attach.say(f"{why}; recording has stopped, training goes on")
             self._turn_off(f"running short of room: {why}")
         self.current.sampled = self.live
-        attach.call_all(self.when_step_begins)
+        for begin in self.when_step_begins:
+            begin()
         self._step_began = time.perf_counter_ns()
 
     def _hand_over(self, *, complete: bool) -> None:

@@ -120,7 +120,7 @@ class AbandonedAttempts:
 
     def meet(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer steps, or shows itself by its ``zero_grad``."""
-        known = self._first_optimizer()
+        known = self._optimizer() if self._optimizer is not None else None
         if known is None:
             self._optimizer = weakref.ref(optimizer)
         elif known is not optimizer:

@@ -124,8 +124,9 @@ class _GradientState:
     @property
     def untouched(self) -> bool:
         """Whether the gradient is the same tensor and has not been written to."""
-        grad = self.gradient()
-        return grad is not None and grad._version == self.version
+        parameter = self.parameter()
+        grad = parameter.grad if parameter is not None else None
+        return grad is not None and self.grad() is grad and grad._version == self.version
 
 
 class _Watch:
@@ -207,7 +208,8 @@ class KeptGradients:
 
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """Note the gradient's version as the optimizer begins its step: later writes are the optimizer's own."""
-        if (watch := self._known(optimizer)) is not None:
+        watch = self._watches.get(id(optimizer))
+        if watch is not None and watch.optimizer() is optimizer:
             grad = watch.state.gradient() if watch.state is not None else None
             watch.step_version = grad._version if grad is not None else -1
 
@@ -220,8 +222,8 @@ class KeptGradients:
             plain: the optimizer has stepped, without a closure, outside of backward passes, and without a loss scaler,
                 which would have divided the kept gradients by its scale.
         """
-        watch = self._known(optimizer)
-        if watch is None:
+        watch = self._watches.get(id(optimizer))
+        if watch is None or watch.optimizer() is not optimizer:
             watch = self._watches[id(optimizer)] = _Watch(optimizer, name, self._context.step)
             watch.summed, grad = self._context.micro_step, None
         else:
