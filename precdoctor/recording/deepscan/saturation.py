@@ -14,12 +14,13 @@ A loss that takes probabilities for log-probabilities rewards them without their
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from precdoctor.recording.deepscan.scan_facts import Findings
+from precdoctor.recording.deepscan.scan_facts import Event, Findings, op_reference
 from precdoctor.recording.deepscan.scanned_op import Call, names
 from precdoctor.recording.model import static
 
@@ -59,14 +60,27 @@ _MAX_SCORES = 1 << 20
 _FLUSHED, _MAX_PER_PLACE = 0.25, 2
 
 
+@dataclass(frozen=True)
+class _Normalised:
+    """What made a tensor: the function that normalises, or the term of ``kl_div``; and the op of that function."""
+
+    function: str
+    made_by: Event
+
+    @property
+    def facts(self) -> Event:
+        """Both, for a fact."""
+        return {"function": self.function, "made_by": self.made_by}
+
+
 class Saturation:
     """Examines the ops of backward passes and each softmax of a forward pass."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self._places: dict[Any, int] = {}
-        #: Normalised tensors, with the function that was applied.
-        self._normalised: static.ByIdentity[Tensor, str] = static.ByIdentity()
+        #: Normalised tensors, with the function that was applied and the op that did.
+        self._normalised: static.ByIdentity[Tensor, _Normalised] = static.ByIdentity()
 
     def forward(self, call: Call) -> None:
         """Note a softmax at its bound, or probabilities given to a loss that expects something else."""
@@ -97,33 +111,39 @@ class Saturation:
         given = call.args[0] if call.args else None
         if not isinstance(given, Tensor) or not call.results:
             return
-        function = self._normalised.get(given)
-        if function is not None and function == _LOSSES.get(call.plain_name):
-            width = given.shape[call.args[1]] if function == "softmax" else 2
-            self._findings.add("closed", call, 1.0, function=function, again=True, of=given.numel(), classes=width)
-        elif function == "softmax" and call.plain_name in _OF_LOGARITHMS:
-            self._findings.add("closed", call, 1.0, function=function, without_log=True, of=given.numel())
-        passed = function if call.func.is_view or call.plain_name in _PASSES else None
-        if (made := passed or _NORMALISING.get(call.plain_name) or self._kl_term(call, given)) is None:
+        known = self._normalised.get(given)
+        if known is not None and known.function == _LOSSES.get(call.plain_name):
+            width = given.shape[call.args[1]] if known.function == "softmax" else 2
+            self._findings.add("closed", call, 1.0, **known.facts, again=True, of=given.numel(), classes=width)
+        elif known is not None and known.function == "softmax" and call.plain_name in _OF_LOGARITHMS:
+            self._findings.add("closed", call, 1.0, **known.facts, without_log=True, of=given.numel())
+        made = known if call.func.is_view or call.plain_name in _PASSES else None
+        if made is None and (function := _NORMALISING.get(call.plain_name)) is not None:
+            made = _Normalised(function, op_reference(call))
+        if (made := made or self._kl_term(call, given)) is None:
             return
         if len(self._normalised) >= _MAX_NORMALISED:
             self._normalised.tidy()
         if len(self._normalised) < _MAX_NORMALISED:
             self._normalised.put(call.results[0], made)
 
-    def _kl_term(self, call: Call, given: Tensor) -> str | None:
+    def _kl_term(self, call: Call, given: Tensor) -> _Normalised | None:
         """Return which term of ``kl_div`` of a softmax the op makes; None for another op. Note their difference."""
         other = call.args[1] if len(call.args) > 1 else None
         if not isinstance(other, Tensor):
             return None
         if call.plain_name == "xlogy" and given is other:
-            return _KL_ENTROPY
-        mark = self._normalised.get(other)
-        if call.plain_name == "mul" and mark == "softmax":
-            return _KL_CROSS
-        if call.plain_name == "sub" and mark == _KL_CROSS and self._normalised.get(given) == _KL_ENTROPY:
-            data = {"function": "softmax", "without_log": True, "loss": "kl_div", "of": given.numel()}
-            self._findings.add("closed", call, 1.0, **data)
+            return _Normalised(_KL_ENTROPY, {})
+        known = self._normalised.get(other)
+        if known is None:
+            return None
+        if call.plain_name == "mul" and known.function == "softmax":
+            return _Normalised(_KL_CROSS, known.made_by)
+        if call.plain_name == "sub" and known.function == _KL_CROSS:
+            entropy = self._normalised.get(given)
+            if entropy is not None and entropy.function == _KL_ENTROPY:
+                data = {"function": "softmax", "made_by": known.made_by, "loss": "kl_div", "of": given.numel()}
+                self._findings.add("closed", call, 1.0, without_log=True, **data)
         return None
 
     def flushed(self, call: Call) -> None:

@@ -804,6 +804,7 @@ def test_probabilities_that_are_read_as_logarithms_are_noted(logarithm):
     assert ("closed" in loss) == (logarithm is not torch.log)
     if "closed" in loss:
         assert loss["closed"]["without_log"] is True
+        assert loss["closed"]["made_by"]["op"] == "aten._softmax.default"
     plain = facts(lambda x: torch.nn.functional.cross_entropy(x, targets), scores, stage="loss")
     assert "closed" not in plain
 
@@ -820,3 +821,4 @@ def test_a_divergence_of_probabilities_is_noted_and_one_of_their_logarithms_is_n
     assert ("closed" in loss) == (logarithm is not torch.log)
     if "closed" in loss:
         assert loss["closed"]["loss"] == "kl_div"
+        assert loss["closed"]["made_by"]["op"] == "aten._softmax.default"

@@ -167,13 +167,14 @@ def _twice_finding(view: RunView, group: Group) -> Finding:
         group,
         title=f"{loss} is given probabilities, {function} is applied twice: the loss cannot fall below {least:.2f}"
         f"{fact.line}",
-        message=f"{op_words(fact)} normalises what a {function} has made. It lies between 0 and 1 and is taken for "
+        message=f"{op_words(fact)} normalises {_made_words(fact)}. It lies between 0 and 1 and is taken for "
         f"logits, so that {among} the loss is {least:.3g} at best (limit of logits: 0). The more certain the model is, "
         f"the less of the gradient is left.{elsewhere_words(group)}",
         certain=(0.9, "the tensor was followed from one function to the other"),
         limits={},
         prescription=Prescription(
-            title=f"give {loss} the logits, without the {function} before it: least loss {least:.2f} -> 0",
+            title=f"give {loss} the logits, without the {function}{fact.where('made_by')[1]}: least loss "
+            f"{least:.2f} -> 0",
             change={"remove": function, "op": fact.op},
             predicted={"least_loss": {"from": least, "to": 0.0}},
             snippet=f"loss = F.{loss}(logits, target)  # it applies {function} itself\n",
@@ -194,7 +195,7 @@ def _without_log_finding(view: RunView, group: Group) -> Finding:
         title=f"{loss} is given probabilities without their logarithm: "
         f"{'it is not least at the target' if is_kl else 'the loss ends at -1'}{fact.line}",
         message=f"{op_words(fact)} belongs to {loss}. That loss reads log-probabilities, which are 0 at most, "
-        "and is given the result of a softmax. "
+        f"and is given {_made_words(fact)}. "
         + ("It is least (limit of logarithms: 0) if all probability is on one class, whatever the target is."
            if is_kl else
            "So the loss is negative, -1 at best (limit of logarithms: 0), and its gradient does not grow where the "
@@ -211,6 +212,11 @@ def _without_log_finding(view: RunView, group: Group) -> Finding:
             else "loss = F.cross_entropy(logits, target)  # without the softmax before it\n",
         ),
     )  # fmt: skip
+
+
+def _made_words(fact: Fact) -> str:
+    """Return ``the result of the softmax at train.py:30``; without the line in older logs."""
+    return f"the result of the {_function(fact)}{fact.where('made_by')[1]}"
 
 
 def stops_gradient(cause: Finding, effect: Finding) -> bool:
