@@ -60,10 +60,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _shrink(facts: StepFacts, scale: float) -> float | None:
-    """The factor by which clipping divides a gradient that is multiplied by ``scale``.
-
-    1 if the gradient's norm is within the limit; None if norm or limit is unknown.
-    """
+    """The factor by which clipping divides a gradient that is multiplied by ``scale``, at least 1; None if unknown."""
     if facts.grad_norm is None or not facts.clip_norm:
         return None
     return max(1.0, facts.grad_norm * scale / facts.clip_norm)

@@ -98,8 +98,8 @@ class _Step:
 
     Attributes:
         scale: the loss scale.
-        factor: norm of the gradient that the optimizer got, as a multiple of the unscaled one; median of the weights.
-        weights: the number of these weights.
+        factor: norm of the gradient that the optimizer got, as a multiple of the unscaled one; median over the weights.
+        weights: number of weights with both gradients.
     """
 
     scale: float
@@ -118,7 +118,7 @@ def _survey(view: RunView) -> Mapping[_StepKey, _Step]:
         (p, s.step)
         for p, steps in view.timeline.items()
         for s in steps
-        if s.complete and not s.skipped and not s.clipped_before_unscale  # PD306 reports the last
+        if s.complete and not s.skipped and not s.clipped_before_unscale  # PD306 reports the last case
     }
     kinds = ("weight_grad", "weight_grad_step")
     rows = view.measured(("norm",), kinds, columns=_COLUMNS, steps=watched_steps(view))
@@ -197,7 +197,6 @@ class _Misuse:
 
     @property
     def share(self) -> float:
-        """Share of the step attempts with the misuse."""
         return self.steps / max(self.of, 1)
 
 
@@ -215,10 +214,7 @@ def _repeated_unscales(view: RunView) -> Iterator[_Misuse]:
 
 
 def _unscaled_losses(view: RunView) -> Iterator[_Misuse]:
-    """Yield per process the number of steps that ran ``backward`` only on losses passed to ``scaler.scale``.
-
-    A step that ran it on the result of ``scaler.scale``, or on another tensor, does not count.
-    """
+    """Yield per process the number of steps that ran ``backward`` only on losses passed to ``scaler.scale``."""
     for process, event in view.warnings_about("scale-unused"):
         steps, of = _counts(event, "steps", "of")
         file, line = text(event.get("file")), integer(event.get("line"))

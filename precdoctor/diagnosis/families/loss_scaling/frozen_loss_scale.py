@@ -44,7 +44,7 @@ a constant written by hand, which is inferred from the loss and the gradients.
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """At most one finding: the first process whose scaler never changes its scale or its count of clean steps."""
+    """At most one finding: a process whose constant scale always overflows, else one whose scaler stands still."""
     scaled = scaled_steps(view)
     for process, steps in scaled:
         if not is_dynamic(steps) and _always_overflows(steps, options):

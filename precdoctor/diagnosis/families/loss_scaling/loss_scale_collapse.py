@@ -244,7 +244,7 @@ def _finding(view: RunView, history: _ScaleHistory, collapse: _Collapse, options
 def _clean_between_skips(history: _ScaleHistory) -> int | None:
     """Median number of clean steps between the overflows that wore the scale down.
 
-    None if the scale ever grew, if only one step or more than a fifth of them were skipped, or if the median is 0.
+    None if the scale ever grew, if fewer than two steps or more than a fifth were skipped, or if the median is 0.
     """
     after, clean = history.after, [0]
     for facts, following in pairwise(after):

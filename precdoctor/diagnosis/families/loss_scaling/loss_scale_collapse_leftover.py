@@ -16,7 +16,7 @@ from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, Key, TensorRow
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-#: Number of later steps whose rows are read, evenly spread; bounds the work.
+#: Later steps are read evenly spread, fewer than twice this many; bounds the work.
 _MAX_EXAMINED = 16
 #: Modules whose parameter gradients are sums of products, without a root or a quotient: if large terms did not
 #: overflow, smaller ones cannot.
@@ -75,10 +75,8 @@ def find_leftover_gradients(
     that a sum of products, as in a linear layer, can no longer overflow.
 
     Args:
-        view: the run.
-        process: the process of the steps.
         steps: the scaled steps of the process in order; the skipped ones at the end are examined.
-        least: minimum number of skipped steps, all and sampled ones, after the first of them.
+        least: minimum number of skipped steps after the first of them, and of sampled ones among these.
     """
     tail = steps[next((i + 1 for i in reversed(range(len(steps))) if not steps[i].skipped), 0) :]
     later = [s.step for s in tail[1:] if s.sampled]
@@ -112,12 +110,7 @@ def _makes_nonfinite(rows: Sequence[TensorRow]) -> bool:
 
 
 def _cannot_overflow(first_rows: Sequence[TensorRow], last_rows: Sequence[TensorRow]) -> bool:
-    """Whether a plain layer's weight gradient is still non-finite, with a far smaller output gradient than at first.
-
-    Args:
-        first_rows: rows of the first skipped step.
-        last_rows: rows of the last examined step.
-    """
+    """Whether a plain layer's weight gradient is still non-finite, with a far smaller output gradient than at first."""
     before, after = _output_gradient_amax(first_rows), _output_gradient_amax(last_rows)
     shrunk = {place for place, amax in after.items() if _SHRINKAGE * amax <= before.get(place, 0.0)}
     return any(

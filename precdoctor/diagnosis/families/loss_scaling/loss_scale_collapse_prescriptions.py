@@ -43,10 +43,8 @@ def prescriptions(
     """At least one prescription; those that are predicted to save a good part of the skipped steps come first.
 
     Args:
-        view: the run.
         steps: all scaled steps of the process, including skipped ones.
         start, end: the scale before and after the fall.
-        culprits: the layers that overflow.
         bound: the scaler's :func:`lower_bound`.
     """
     candidates = sorted(_candidates(view, steps, start, end, culprits, bound), key=lambda p: not is_worthwhile(p))
@@ -58,11 +56,7 @@ def prescriptions(
 def shorter_interval(
     view: RunView, process: Process, clean: int | None, start: float, end: float
 ) -> tuple[Prescription, ...]:
-    """A growth interval short enough for the scale to grow back from ``end`` to ``start``.
-
-    Args:
-        clean: median number of clean steps between two overflows; None for no prescription.
-    """
+    """A growth interval of at most ``clean`` steps, so that the scale grows back to ``start``; empty for None."""
     if clean is None:
         return ()
     interval, known = 1 << clean.bit_length() - 1, growth_interval(view, process) or STOCK_INTERVAL
@@ -202,15 +196,14 @@ def _largest_amax(view: RunView, process: Process, steps: Sequence[StepFacts], l
 
 
 def _gradients(rows: Sequence[TensorRow]) -> list[TensorRow]:
-    """The rows of output and weight gradients."""
     return [r for r in rows if r.kind in BACKWARD_KINDS]
 
 
 def _is_widened_with(row: TensorRow, layer: Overflow, last: bool) -> bool:
     """Whether a gradient would also be in FP32 if the layer ran in FP32.
 
-    The layer's weight gradients and all gradients inside it would. So would its output gradient, which the modules
-    around the layer share, if the layer is the last one (``last``) and that gradient comes from the loss.
+    The layer's weight gradients and all gradients inside it would. Its output gradient, which the modules around the
+    layer share, would if the layer is the ``last`` one: then it comes from the loss.
     """
     around = row.root == layer.root and (row.module == layer.module or is_below(layer.module, row.module))
     return last if row.kind == "grad_output" and around else _belongs_to(layer, row)

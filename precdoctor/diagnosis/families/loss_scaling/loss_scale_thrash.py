@@ -90,10 +90,8 @@ def replayed_skips(steps: int, level: float, ceiling: float, interval: int) -> i
     """Simulate a scaler and return the number of steps it skips.
 
     Args:
-        steps: number of step attempts.
         level: the initial scale.
         ceiling: the lowest scale that overflows.
-        interval: the growth interval.
     """
     scale, clean, skips = level, 0, 0
     for _ in range(steps):

@@ -23,7 +23,7 @@ from precdoctor.diagnosis.survey.rows import (
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-#: Number of skipped steps whose rows are read, evenly spread; bounds the work.
+#: Maximum number of skipped steps whose rows are read; bounds the work.
 _MAX_EXAMINED = 16
 
 
@@ -117,8 +117,7 @@ def _computed_in(view: RunView, row: TensorRow) -> str:
 def culprits(view: RunView, process: Process, skipped: Iterable[StepFacts]) -> Culprits:
     """The first non-finite tensor of each examined step: of the forward pass if it has one, else of the backward pass.
 
-    Args:
-        skipped: skipped steps of the process; only sampled ones can be examined.
+    Only the sampled ones among the ``skipped`` steps can be examined.
     """
     sampled = [s.step for s in skipped if s.sampled]
     examined = sampled[:: max(1, len(sampled) // _MAX_EXAMINED)][:_MAX_EXAMINED]

@@ -74,9 +74,6 @@ def higher_level(view: RunView, lost: LostGradient, layer: Overflow | None, leve
     The scale is limited by the gradients of all other layers. BF16 alone if the layer is unknown or this gains nothing.
 
     Args:
-        view: the run.
-        lost: the gradient that needs a larger scale.
-        layer: the layer that overflows, if known.
         level: the current scale.
     """
     bfloat16 = Prescription(

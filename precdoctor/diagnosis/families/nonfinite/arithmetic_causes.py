@@ -15,7 +15,8 @@ from precdoctor.diagnosis.survey.op_facts import NAN, POS_INF, Op, Replay, real
 from precdoctor.diagnosis.survey.operand import Operand
 from precdoctor.diagnosis.survey.rows import known_format
 
-#: Phrases to search for in ``Cause.why``: the format flushed a divisor, or rounding made a root's operand negative.
+#: Phrases to search for in ``Cause.why``: the format flushed a divisor; rounding made a root's operand negative, which
+#: is a difference of squares.
 UNDERFLOWED, ROUNDING_ERROR, SQUARES = "underflowed in", "by rounding alone", "a difference of squares"
 #: Phrases to search for in ``Cause.why``: the op averaged over nothing.
 ZERO_QUOTIENT, NO_TARGET = "0 / 0", "no target counts"
@@ -83,7 +84,7 @@ def arithmetic_cause(replay: Replay, op: Op) -> Cause | None:
 
 
 def scalar_cause(op: Op) -> Cause | None:
-    """The cause if user code passed a NaN or infinite Python number to an op on tensors; else None."""
+    """The cause if an op on finite tensors was passed a NaN or infinite Python number; else None."""
     if any(o.bad for o in op.operands):
         return None
     scalar = next((k for k, v in op.settings.items() if (x := real(v)) is not None and not math.isfinite(x)), None)
@@ -114,7 +115,7 @@ def _root_cause(replay: Replay, op: Op, operand: Operand) -> Cause:
 
 
 def _difference_words(replay: Replay, op: Op, operand: Operand) -> str:
-    """Words if a root's negative operand is only the rounding error of a subtraction; empty if it is larger."""
+    """Words if a root's negative operand is only the rounding error of a subtraction; else empty."""
     maker = _maker(replay, op, 0)
     while maker is not None and maker.short in {"add", "_to_copy", "clone"} and len(maker.operands) == 1:  # skip an eps
         maker = _maker(replay, maker, 0)
@@ -134,7 +135,7 @@ def _difference_words(replay: Replay, op: Op, operand: Operand) -> str:
 
 
 def _maker(replay: Replay, op: Op, at: int) -> Op | None:
-    """The last op that wrote to operand number ``at`` of ``op``; None if the log lacks it."""
+    """The last op that wrote to operand number ``at`` of ``op``; None if the log lacks it, or if no replayed op did."""
     makers = op.makers[at] if at < len(op.makers) else ()
     index = makers[-1] if makers else None
     return replay.ops.get(index) if isinstance(index, int) else None
@@ -170,7 +171,7 @@ def mask_filling(op: Op) -> float | None:
     if operand is None or not value or not math.isfinite(value) or value not in (operand.min, operand.max):
         return None
     source, decade = known_format(operand.dtype), math.log10(abs(value))
-    decimal = decade > 4 and abs(decade - round(decade)) < 1e-7  # twice the rounding error of a power of ten in FP32
+    decimal = decade > 4 and abs(decade - round(decade)) < 1e-7  # four times the rounding error of FP32
     return value if decimal or (source is not None and abs(value) == source.max) else None
 
 
@@ -252,7 +253,7 @@ def _zero_words(replay: Replay, op: Op, at: int, what: str) -> str:
 
 
 def _range_cause(op: Op) -> Cause | None:
-    """The cause for an op that is defined everywhere: a number left the range; None for an op of no known kind."""
+    """The cause for an op without a pole: overflow, Inf - Inf, a mean over nothing; None for no known kind."""
     fmt = op.result_format
     limit = f", {op.results[0].dtype} ends at {fmt.max:.6g}" if fmt is not None else ""
     reach = op.reference.amax if op.reference is not None and op.finite_in_fp64 else None
@@ -368,10 +369,9 @@ class PowerTerm:
 
 
 def _power_cause(op: Op) -> Cause:
-    """The cause of a non-finite ``x ** p``.
+    """The cause of a non-finite ``x ** p`` (IEEE 754-2019, 9.2.1).
 
-    There are four causes in the forward pass (IEEE 754-2019, 9.2.1): a zero to a negative power, a negative number to
-    a power that is no integer, a large base, a large exponent.
+    A zero to a negative power, a negative number to a power that is no integer, a large base, or a large exponent.
     """
     base, exponent = PowerTerm.of(op, "self"), PowerTerm.of(op, "exponent")
     is_integer = exponent.value is not None and math.isfinite(exponent.value) and exponent.value == int(exponent.value)
@@ -391,7 +391,7 @@ def _power_cause(op: Op) -> Cause:
 
 
 def _exponent_overflows(base: PowerTerm, exponent: PowerTerm) -> bool:
-    """Whether the exponent makes the result leave the range, not the base: it is above ``abs(log2(base))``."""
+    """Whether the exponent, not the base, makes the result leave the range: it exceeds ``abs(log2(base))``."""
     if base.magnitude is None or exponent.magnitude is None or base.magnitude <= 0:
         return False
     return exponent.magnitude > abs(math.log2(base.magnitude))

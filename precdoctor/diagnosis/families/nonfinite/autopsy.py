@@ -32,14 +32,13 @@ class Plan:
 
 
 def plan(view: RunView, *, died: bool = True) -> Plan | None:
-    """Return the steps to trace; None if no step of the run became non-finite.
+    """Return the steps to trace; None if the run has no incident.
 
-    That is the first incident's step alone, unless its weights or a tensor from before it were non-finite: then
-    tracing begins after the last finite step, at most ``MAX_TRACED`` steps back.
+    That is the first incident's step alone, unless it is about weights (PD105) or begins with a tensor from before the
+    step: then tracing begins after the last finite step, and covers at most ``MAX_TRACED`` steps.
 
     Args:
-        view: the first run.
-        died: also trace an incomplete last step of a run without incident: a loop that checks its loss ends there.
+        died: without an incident, trace an incomplete last step: a loop that checks its loss ends there.
     """
     found = incidents(view)
     if not found:

@@ -98,7 +98,6 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _report(view: RunView, incident: Incident) -> Report:
-    """The texts for a non-finite batch that led to an incident."""
     origin = incident.origin
     assert origin is not None, "an incident without recorded tensors is never PD104"
     row, argument = origin.row, as_given(origin.row)
@@ -163,7 +162,7 @@ def _extreme_findings(view: RunView, options: Options) -> list[Finding]:
 
 
 def _extremes(view: RunView, options: Options) -> Iterator[_ExtremeBatch]:
-    """Yield the extreme batches in order of step: amax far above every earlier one of the argument, per process.
+    """Yield each process's extreme batches in order of step: amax far above every earlier one of the argument.
 
     Earlier calls of the same step count as earlier batches: a sampler that calls the model on its own output sees its
     argument grow from call to call, and that argument is no data.

@@ -60,7 +60,7 @@ def _recorded_kinds(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
 
 
 def _unsampled_kinds(view: RunView, process: Process, facts: StepFacts) -> frozenset[str]:
-    """The kinds of non-finite tensors on an unsampled step: from its ``nonfinite`` event, else from its columns."""
+    """The kinds of non-finite tensors on a step without such rows: from its ``nonfinite`` event, else its columns."""
     for event in view.nonfinite_events:
         if number(event.get("step")) == facts.step and number(event.get("rank")) == process.rank:
             event_kinds = event["data"].get("kinds")
@@ -99,11 +99,7 @@ def _is_bad_end(view: RunView, process: Process, facts: StepFacts) -> bool:
 
 
 def _nonfinite_outputs(view: RunView, process: Process, steps: Sequence[int]) -> list[int]:
-    """Those of ``steps`` on which the last output of a model, probably its answer, is non-finite and no mask.
-
-    Args:
-        steps: sampled steps of an inference run, in order.
-    """
+    """The sampled inference ``steps`` on which a model's last output (its answer) is non-finite and no mask."""
     if not steps:
         return []
     bad_output_steps = {

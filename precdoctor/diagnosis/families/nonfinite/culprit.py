@@ -109,9 +109,10 @@ def _only_passes_on(op: Op) -> bool:
 
 
 def _op_candidate(replay: Replay, op: Op) -> CulpritOp | None:
-    """The candidate for an op that made a non-finite value: that op itself, or, for an intended infinity, a later op.
+    """The candidate for an op that made a non-finite value: that op itself.
 
-    That is the op that turned the infinity into something worse; None if none did.
+    For an intended infinity, the op that turned it into something worse. If none did, None for a ``-inf`` mask, and the
+    op itself for +Inf.
     """
     if op.bad_out == NEG_INF and op.short in _FILLS:
         harmed = _turning_point(replay, op.index)
@@ -123,11 +124,9 @@ def _op_candidate(replay: Replay, op: Op) -> CulpritOp | None:
 
 
 def _external_candidate(replay: Replay, op: Op, external: tuple[str, str]) -> CulpritOp | None:
-    """The candidate for a tensor that was non-finite before the step; None if it is a mask that does no harm.
+    """The candidate for a tensor that was non-finite before the step; ``op`` was the first to read it.
 
-    Args:
-        op: the first op that read the tensor.
-        external: kind and name of the tensor.
+    None for a mask or a literal infinity that does no harm. A ``-inf`` argument of a call is a candidate all the same.
     """
     bad_in = [b for b, maker in zip(op.bad_in, op.makers, strict=False) if maker == external]
     masked = bool(bad_in) and all(k == NEG_INF for k in bad_in)
@@ -188,11 +187,7 @@ def culprit_phase(view: RunView, replay: Replay, at: CulpritOp) -> Phase:
 
 
 def op_cause(replay: Replay, at: CulpritOp, loss_scale: float | None) -> Cause:
-    """The cause of a culprit op, from the vocabulary of findings; ``other`` if no name fits.
-
-    Args:
-        loss_scale: the scale in the step's gradients; None without one.
-    """
+    """The cause of a culprit op, from the vocabulary of findings; ``other`` if no name fits."""
     op = at.op
     if replay.phase == "optimizer":
         return _settings_cause(op, replay.bad_settings) or _optimizer_cause(replay, op)
@@ -249,9 +244,9 @@ def _mask_cause(op: Op) -> Cause:
 
 
 def _settings_cause(op: Op, settings: Sequence[BadSetting]) -> Cause | None:
-    """The cause if a hyper-parameter is NaN or infinite: ``other``, because causes have no name for that.
+    """The cause (``other``) if a hyper-parameter, or a number passed to an op inside the step, is NaN or infinite.
 
-    None if the gradient is also non-finite, or if all recorded settings are finite.
+    None if the gradient is also non-finite, or if all of them are finite.
     """
     if (gradient := op.operand("grad")) is not None and gradient.bad:
         return None

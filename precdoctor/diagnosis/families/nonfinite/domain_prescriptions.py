@@ -27,7 +27,7 @@ _DOMAINS: dict[str, tuple[float, float | None]] = {
 }
 #: Lower bound for operands that rounding made zero or negative (eigenvalues, sums of squares); below useful values.
 _TINY = 1e-12
-#: Eps for a divisor in FP16 or FP8, which would flush a smaller one.
+#: Eps for a divisor in FP16 or FP8; FP8 E4M3 flushes a smaller one.
 _NARROW_EPS = 1e-3
 #: Distance from the end of a domain that survives one rounding in FP32.
 _EDGE_MARGIN = 1e-6
@@ -111,7 +111,7 @@ def _clamp_both_sides(culprit: Culprit, largest: int, operand: Operand) -> Presc
 
 
 def bound_operand(culprit: Culprit) -> Prescription | None:
-    """Bound the operand of ``exp`` if only its result is clamped; None for other functions."""
+    """Bound the operand of ``exp``, not only its result; None for other functions."""
     fmt = culprit.op.result_format
     if culprit.op.short != "exp" or fmt is None:
         return None
@@ -293,7 +293,7 @@ def _counts_nothing(culprit: Culprit, divisor: Operand) -> bool:
 
 
 def _guard_divisor(culprit: Culprit) -> Prescription:
-    """Add an eps to a divisor that is 0, one that its format holds; for a count, divide by ``max(count, 1)``."""
+    """Add an eps that the format holds to a divisor that is 0; for a count, divide by ``max(count, 1)``."""
     op = culprit.op
     operand = culprit.operand if op.short == "rsqrt" else op.divisor
     if operand is not None and (operand in op.integers or _counts_nothing(culprit, operand)):

@@ -23,7 +23,7 @@ from precdoctor.diagnosis.survey.operand import Operand
 
 #: Autograd nodes whose forward op discards elements.
 _DISCARDING_NODES = ("Where", "MaskedFill", "Index", "MaskedSelect", "Clamp", "Minimum", "Maximum", "Slice", "Select")
-#: Autograd nodes whose result is zero exactly where the incoming gradient is zero.
+#: Autograd nodes whose result is zero where the incoming gradient is zero.
 _ZERO_PRESERVING = (
     *("View", "UnsafeView", "Reshape", "Expand", "Unsqueeze", "Squeeze", "Permute", "Transpose", "T", "Clone"),
     *("ToCopy", "Neg", "Add", "Sub", "Rsub", "Mul", "Div"),
@@ -44,12 +44,7 @@ _NODES_WITH_EDGES = op_names(
 
 
 def gradient_cause(replay: Replay, op: Op, loss_scale: float | None) -> Cause | None:
-    """The cause of a non-finite gradient; None if :func:`.arithmetic_cause` has to explain it.
-
-    Args:
-        op: the culprit, an op of the backward pass.
-        loss_scale: the scale in the step's gradients; None without one.
-    """
+    """The cause if ``op``, a backward op, is the culprit; None if :func:`.arithmetic_cause` has to explain it."""
     node, forward_op = _node(op), replay.ops.get(op.forward) if op.forward is not None else None
     scale, half = loss_scale or 1.0, any(r.dtype == "float16" and r.bad for r in op.results)
     if op.finite_in_fp64 and half and scale > 1.0:
@@ -79,11 +74,7 @@ def gradient_cause(replay: Replay, op: Op, loss_scale: float | None) -> Cause | 
 
 
 def discarded_value_cause(replay: Replay, op: Op) -> Cause:
-    """The cause of non-finite gradients if a forward op made a non-finite value and the loss is finite all the same.
-
-    Args:
-        op: that forward op.
-    """
+    """The cause of non-finite gradients if ``op``, a forward op, made a non-finite value but the loss is finite."""
     if not _is_discarded(replay, op) and (overflow := _overflow_cause(replay, op)) is not None:
         return overflow
     meets_gradient = any(o.phase == "backward" for i in replay.path if (o := replay.ops.get(i)) is not None)
@@ -105,12 +96,7 @@ def _overflow_cause(replay: Replay, op: Op) -> Cause | None:
 
 
 def _comes_from_discarding(replay: Replay, op: Op, incoming: Operand) -> bool:
-    """Whether the gradient that met an infinite derivative is zero because the forward pass discarded the value.
-
-    Args:
-        op: the first non-finite op of the backward pass.
-        incoming: the operand of ``op`` that is the incoming gradient.
-    """
+    """Whether the forward pass discarded the value, so that ``incoming``, the gradient that ``op`` read, is zero."""
     if incoming.value not in (0.0, None) or not incoming.zero:
         return False
     return _meets_discarding(replay, [op], through=None)
@@ -123,11 +109,7 @@ def _is_discarded(replay: Replay, op: Op) -> bool:
 
 
 def _meets_discarding(replay: Replay, ops: Sequence[Op], through: Sequence[str] | None) -> bool:
-    """Whether a discarding op made an operand of ``ops``, at most ``_DEPTH`` ops back.
-
-    Args:
-        through: autograd nodes that the search may pass; None for any.
-    """
+    """Whether a discarding op made an operand of ``ops``, at most ``_DEPTH`` ops back ``through`` nodes (None: any)."""
     level = list(_producers(replay, ops))
     for _ in range(_DEPTH):
         if any(_node(o).startswith(_DISCARDING_NODES) and _zeroes_gradient(o) for o in level):
@@ -166,11 +148,9 @@ def _node(op: Op) -> str:
 
 
 def _power_cause(op: Op, power: Op | None) -> Cause | None:
-    """The cause of a non-finite derivative ``p * x ** (p - 1)``; None if :func:`.arithmetic_cause` has to explain it.
+    """The cause if ``op`` made a non-finite derivative ``p * x ** (p - 1)`` of the forward op ``power``.
 
-    Args:
-        op: an op of the backward pass.
-        power: the forward power whose derivative ``op`` computes; None if the log lacks it.
+    None if :func:`.arithmetic_cause` has to explain it.
     """
     at = op if op.short == "pow" else power
     if op.finite_in_fp64:

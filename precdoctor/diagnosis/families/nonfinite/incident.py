@@ -49,8 +49,8 @@ class CulpritOp:
     """The op that made the first non-finite value, or the first op that read a value from before the step."""
 
     op: Op
-    #: Kind and name of the tensor from before the step, if the op only read it: ``weight``, ``buffer``, ``batch``,
-    #: ``argument``, ``data``, ``variable``, ``literal`` (an infinity in the source) or ``constant`` (of loss code).
+    #: Kind and name of the tensor from before the step, if the op only read it: ``weight``, ``computed`` (a weight made
+    #: of others), ``buffer``, ``batch``, ``argument`` or ``constant``; in older logs also ``data`` or ``variable``.
     external: tuple[str, str] | None = None
     #: Intended infinities (a ``-inf`` mask) that the op turned into NaN or +Inf: the op that wrote them, or kind and
     #: name of the tensor that held them before the step.
@@ -160,7 +160,7 @@ class Incident:
     process: Process
     step: int
     phase: Phase
-    #: None if only an op is known, or if the step's tensors are not in the log; ``unrecorded`` then says why.
+    #: None if only an op is known, or if the step's tensors are not in the log (``unrecorded`` holds the reason).
     origin: Origin | None
     cause: Cause
     #: The tensors around the origin in order of execution, for the evidence.
@@ -175,7 +175,7 @@ class Incident:
     last_finite: int | None = None
     #: The step trains nothing.
     inference: bool = False
-    #: Last and number of the non-finite steps that are part of the incident.
+    #: The last of the incident's non-finite steps, and their number.
     last_step: int = 0
     bad_steps: int = 1
     #: The loss scaler skipped every non-finite step, and a healthy one followed.

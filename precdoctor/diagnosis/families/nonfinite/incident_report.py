@@ -233,7 +233,7 @@ def location_of(incident: Incident) -> Location:
 
 
 def confidence_of(view: RunView, incident: Incident, options: Options) -> float:
-    """The confidence of a finding: the rule's base, lowered for gaps in the log; the rules' pages document it."""
+    """The culprit's certainty; without one the rule's base, lowered for gaps in the log (see the rules' pages)."""
     if incident.unrecorded is not None:
         return options["unrecorded_confidence"]
     if incident.poison is not None and incident.culprit is None:

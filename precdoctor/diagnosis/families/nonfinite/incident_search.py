@@ -44,7 +44,6 @@ def incidents(view: RunView) -> tuple[Incident, ...]:
 
 
 def _all_incidents(view: RunView) -> list[Incident]:
-    """The incidents of all processes, merged over ranks and over time."""
     found = [i for process in view.processes for i in _process_incidents(view, process)]
     found.sort(key=_priority)
     return merged_over_time(merged_over_ranks(found))
@@ -120,9 +119,7 @@ def _with_outcome(
 def _last_finite(view: RunView, incident: Incident, clean_steps: Sequence[int], order: Sequence[int]) -> int | None:
     """The last step after which weights, optimizer state and buffers were all finite, as far as the log shows.
 
-    Args:
-        clean: the steps before the incident that were not non-finite.
-        order: all steps of the process.
+    ``clean_steps`` are the healthy steps before the incident.
     """
     replay = replay_at(view, incident.process, incident.step)
     if replay is not None and replay.finite_before:
@@ -172,8 +169,7 @@ class _Step:
 def _find_incident(at: _Step) -> Incident | None:
     """The incident that begins at a step; None if only masks are non-finite there, or the loss scaler handles it.
 
-    The replayed op describes an incident better than the recorded tensors do, except where no replay reaches the code
-    that made the value.
+    The culprit op replaces the cause from the recorded tensors, unless no replay reaches the code that made the value.
     """
     if at.bad_steps[at.number] == {"buffer"}:
         return _poisoning_incident(at)
@@ -252,7 +248,10 @@ def _forward_incident(at: _Step) -> Incident | None:
 
 
 def _forward_path(at: _Step, origin: Origin) -> list[TensorRow]:
-    """The step's forward tensors; for a bad batch without modules that have no parameters (transforms of samples)."""
+    """The step's forward tensors; for a bad batch only those of its root and of roots with parameters.
+
+    Roots without parameters may be transforms of samples.
+    """
     path = [r for r in at.rows if r.kind in (*FORWARD_KINDS, "loss")]
     if origin.phase is not Phase.DATA:
         return path
@@ -313,11 +312,7 @@ def _parameter_path(rows: Sequence[TensorRow], row: TensorRow) -> tuple[TensorRo
 
 
 def _optimizer_incident(at: _Step, row: TensorRow) -> Incident:
-    """The incident of a step whose optimizer made a tensor non-finite.
-
-    Args:
-        row: the update of this step, or the weight as the following step recorded it.
-    """
+    """The incident if the optimizer made ``row``, the step's update or the next step's weight, non-finite."""
     cause = UNKNOWN
     rates = [BadSetting(group, "lr", rate) for group, rate in (at.facts.bad_rates if at.facts is not None else ())]
     if rates:  # the log does not say which group the weight is in
@@ -331,15 +326,14 @@ def _optimizer_incident(at: _Step, row: TensorRow) -> Incident:
 
 
 def _origin_in_optimizer(row: TensorRow) -> Origin:
-    """A weight or update as the origin of an incident in the optimizer."""
     return Origin(row, Phase.OPTIMIZER, row.root, row.module, row.module_class, "module", None)
 
 
 def _bad_weights_incident(at: _Step, row: TensorRow) -> Incident:
     """The incident of a step that begins with a non-finite weight.
 
-    The weight came so into the run, code between two steps made it so, or an earlier step of its optimizer did and the
-    log lacks the update. In the last case the incident belongs to that earlier step.
+    It was non-finite from the start, or code between two steps made it so, or an earlier optimizer step did and the log
+    lacks the update. In the last case the incident belongs to that earlier step.
     """
     cause = Cause("nonfinite-weights", 0.9, "the weights are non-finite before the step's forward pass")
     between = at.incident(Phase.OPTIMIZER, cause, _origin_in_optimizer(row), path=(row,), how="between")

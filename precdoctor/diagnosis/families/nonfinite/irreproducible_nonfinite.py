@@ -70,7 +70,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _not_reproduced(replay: Replay) -> bool:
-    """Whether the replay was finite although the script had changed no input of it."""
+    """Whether the replay was finite, and neither a changed argument nor a changed attribute explains that."""
     changed = replay.changed_arguments or replay.changed_attributes
     return replay.outcome == "not-reproduced" and not replay.live and not changed
 

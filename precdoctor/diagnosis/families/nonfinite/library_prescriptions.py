@@ -26,7 +26,7 @@ _CONDITIONS = {
 def user_line(view: RunView, incident: Incident, culprit: Culprit) -> Source | None:
     """The last line of the user's code on the way to the op; None if the log has none."""
     replay = culprit.replay
-    if culprit.op.caller is None and replay.called_by_library:  # the user's line also runs when the step is detected
+    if culprit.op.caller is None and replay.called_by_library:  # the user may have called backward()
         return view.detection(incident.process, incident.step)
     return culprit.op.caller or replay.call
 

@@ -185,7 +185,6 @@ def culprit_evidence(culprit: Culprit) -> dict[str, Any]:
 
 
 def _confidence_reason(culprit: Culprit) -> str:
-    """The ``confidence_reason``: how the op is known."""
     if culprit.data is not None:
         return culprit.cause.why
     if culprit.replay.live:
@@ -219,7 +218,6 @@ def _op_path(replay: Replay, at: int) -> list[dict[str, Any]]:
 
 
 def _operand_facts(operand: Operand) -> dict[str, Any]:
-    """The known fields of an operand, for the evidence."""
     return {name: value for name, value in vars(operand).items() if value not in (None, "")}
 
 

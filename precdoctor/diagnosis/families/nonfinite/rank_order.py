@@ -55,7 +55,7 @@ class RankOrder:
         return len(self.first) == 1 or leads
 
     def words(self, origin: int | None) -> str:
-        """One to three sentences for a message.
+        """One to four sentences for a message.
 
         Args:
             origin: the rank whose batch held the values, or None. Other ranks may report the values that they received

@@ -37,9 +37,7 @@ def forward_cause(
     """The cause of a forward or loss origin; ``UNKNOWN`` if the surrounding rows do not leave exactly one.
 
     Args:
-        rows: all rows of the step.
-        earlier_weights: the module's weights and updates on the last step that recorded them, if this step did not.
-        replay: the step's replay, for the provenance of data.
+        earlier_weights: the module's weights and updates on an earlier step, used if ``rows`` holds no weight of it.
     """
     row, after = origin.row, origin.after
     fmt = known_format(row.dtype)
@@ -67,9 +65,7 @@ def data_cause(replay: Replay | None, read: BadTensor | None, why: str) -> Cause
     """The cause of a tensor that was non-finite before the model read it; its provenance sets the confidence.
 
     Args:
-        replay: the step's replay; None without one.
         read: the tensor; None if the log lacks its counts.
-        why: the reason, to which the provenance adds a clause.
     """
     confidence, more = _PROVENANCES[provenance(replay, read)]
     return Cause("nonfinite-input-batch", confidence, why + more)
@@ -100,7 +96,7 @@ def _product_cause(
     """The cause of a matrix product: overflow, if terms x largest input x largest weight can exceed the format.
 
     The log does not show which recorded tensor is the input, so the largest one before the origin is the bound. If the
-    product cannot overflow with the last recorded weights, they became non-finite since.
+    product cannot overflow: ``UNKNOWN`` with weights of this step; with earlier ones, the weights changed since.
     """
     before = [r for r in rows if r.kind in FORWARD_KINDS and r.position < origin.row.position and r.amax is not None]
     x_amax = max((r.amax or 0.0 for r in before), default=0.0)

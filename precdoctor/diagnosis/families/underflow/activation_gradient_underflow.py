@@ -179,7 +179,6 @@ def _range_words(row: TensorRow, fmt: Format) -> str:
 
 
 def _confidence(tensor: GradientSeries, row: TensorRow, gradients: GradientSurvey) -> tuple[float, str]:
-    """Confidence and its reason."""
     if tensor.dead:
         return 0.7, "the tensor is zero throughout; the gradient before it was dying"
     if row.numel - row.zero < 1000:

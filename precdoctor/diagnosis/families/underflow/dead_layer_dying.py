@@ -28,7 +28,7 @@ _MIN_DEAD_SHARE, _NEARLY_ALL = 0.5, 0.9
 _ALIVE = 0.5
 #: Minimum number of losses after the death, and the share by which they fall if the run still learns; both empirical.
 _LOSSES, _LEARNT = 8, 0.1
-#: Amax of the inputs, which should be of order one, from which the prescription divides them before all else.
+#: Amax of the inputs, which should be of order one, from which the prescription divides them.
 _LARGE_INPUT = 16.0
 
 
@@ -100,9 +100,9 @@ class Death:
 def find_death(view: RunView, steps: Sequence[int], limit: float, least: float) -> Death | None:
     """The layers that died; None without any, or if the loss fell since or gives the last layer no gradient.
 
+    None also with too few losses, and with several optimizers: the log does not show which one trains a layer.
+
     Args:
-        view: the run; None with several optimizers, because the log does not show which one trains a layer.
-        steps: the steps to examine.
         limit: minimum share of zeros, in the activation and in the gradient of the weight before it.
         least: minimum number of steps since the death.
     """
@@ -153,7 +153,6 @@ def _producers(
     """Pairs of a dead activation and the output of the dead layer right before it; the pair nearest the loss is first.
 
     Args:
-        rows: the rows of one step.
         dead: root and module of the layers whose weight gradient died.
         dead_activations: the activations that died, with the step of their death.
     """

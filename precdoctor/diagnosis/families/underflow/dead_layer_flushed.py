@@ -1,9 +1,9 @@
 """PD203, flushed layers: the loss gives weights a gradient, but FP16 flushed it to zero on the way.
 
 The zeros begin after the last gradient of the backward pass with a non-zero element. If no element of that gradient is
-above FP16's smallest normal number, the gradients after it were flushed. If there is no such gradient, the cast after
-the loss flushed everything. If gradients elsewhere are well inside the format, the loss itself gives a gradient of zero
-(a weight of zero): no finding of this module.
+above FP16's smallest normal number (or, in a wider format, above what FP16 flushes), the gradients after it were
+flushed. If there is no such gradient, the cast after the loss flushed everything. If gradients elsewhere are well
+inside the format, the loss itself gives a gradient of zero (a weight of zero): no finding of this module.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def find_flushed_zeros(view: RunView, process: Process, step: int, dead: frozens
 def _element_gradient(gradients: Sequence[TensorRow], rows: Sequence[TensorRow], scale: float) -> float | None:
     """The unscaled loss divided by the number of elements of the output gradient nearest to it; None if unknown.
 
-    The element's exact gradient if the loss is a mean over these elements and proportional to each.
+    An element's gradient has this order of magnitude if the loss is a mean over elements of order one.
     """
     loss = next((r.amax / (r.scale or scale) for r in rows if r.kind == "loss" and r.amax), None)
     numel = min(gradients, key=lambda r: r.position).numel if gradients else 0
@@ -98,10 +98,8 @@ def flushed_finding(
     """The finding for all weights whose gradient was flushed.
 
     Args:
-        parameters: names of these weights.
         elements: number of their elements, and of the elements of all weight matrices.
         steps: number of recorded steps with a zero gradient, and of all recorded steps.
-        limit: minimum number of steps with a zero gradient.
     """
     first, last = zeros.first, zeros.last
     row = last or first

@@ -28,9 +28,9 @@ from precdoctor.diagnosis.survey.view import Process, RunView
 _MAX_STEPS = 16
 #: Outputs above 2^3 in magnitude count as flat: of the bins of an exponent histogram, this one begins nearest to 9.
 _FLAT_BIN = 3
-#: A bounded function's result has at least this amax, and its saturated elements lie in the bin from a half to 1.
+#: A bounded function's result has at least this amax; the bins of its saturated elements begin at 2^-1.
 _LEAST_BOUND, _TOP_BIN = 0.99, -1
-#: Minimum share of the zeros of the gradient that this bin must account for: nearly all. Chosen empirically.
+#: Minimum share of the gradient's zeros that these bins must account for: nearly all. Chosen empirically.
 _AT_BOUND = 0.9
 #: Maximum share of zeros in the gradient of the function's result, relative to the share in that of its operand; with
 #: more, the loss itself gives no gradient.
@@ -47,7 +47,7 @@ class SaturatedLayer:
     Attributes:
         zero, flat: for each step on which the function was saturated, the share of zeros in the gradient of the layer's
             output, and the share of the output that is flat.
-        steps: number of examined steps on which the layer got a gradient.
+        steps: number of examined steps on which the layer got a gradient; those of each process count.
         last: process and number of the last step on which the function was saturated.
     """
 
@@ -63,8 +63,6 @@ def find_saturated_layers(
     """The layers with weights whose output gradient is zero because the function after them is flat.
 
     Args:
-        view: the run.
-        steps: the steps to examine.
         share: minimum share of zeros in the output's gradient, and of flat elements in the output.
         most: minimum share of the examined steps on which both hold; a function that saturates late has learnt to.
     """

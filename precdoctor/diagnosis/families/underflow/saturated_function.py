@@ -83,7 +83,7 @@ def check(view: RunView, options: Options) -> Checked:
         return max(lost, channels) if lost >= options["lost"] or channels >= options["channels"] else 0.0
 
     def counts(group: Group) -> bool:
-        """Whether the function was at its bound on the first scanned step, or passes nothing on the last one."""
+        """Whether the function was at its bound on the first scan, or closes nearly all channels on the last."""
         done = done_steps(view, group)
         last = [f for f in group.facts if f.step == done[-1] and f.data.get("near") is not True]
         conclusive = [f for f in last if f.module or f.count("zero_gradients")]

@@ -82,11 +82,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _sums(view: RunView, counts: dict[tuple[Process, int], int]) -> dict[Key, _Sum]:
-    """Each half-precision weight gradient on its recorded step with most micro-steps.
-
-    Args:
-        counts: micro-steps per process and step.
-    """
+    """Each half-precision weight gradient on its recorded step with most micro-steps (``counts``)."""
     where = [("dtype", "in", HALF)]
     rows = view.measured((), ("weight_grad",), columns=("dtype", "numel"), steps=watched_steps(view), where=where)
     terms = np.nan_to_num(step_values(rows, counts)).astype(np.int64)

@@ -105,7 +105,6 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _check_layers(view: RunView, options: Options) -> Checked:
-    """The detector along chains of like layers."""
     least = int(options["min_layers"])
     candidates = [*chains(view, "grad_output", least), *joined_chains(view, "grad_output", least)]
     alive = [c for c in candidates if len(c.alive) >= options["min_layers"]]
@@ -193,7 +192,6 @@ def _prescriptions(view: RunView, chain: Chain, ratio: float) -> tuple[Prescript
 
 
 def _check_calls(view: RunView, options: Options) -> Checked:
-    """The detector along the calls of one module in a step."""
     chain, fallen = find_forgetting(view, int(options["min_calls"])), learnt_share(view)
     if chain is None or fallen is None:
         return Checked.not_applicable("no module is called often enough in a step")
@@ -237,7 +235,6 @@ class _Player:
 
 
 def _check_players(view: RunView, options: Options) -> Checked:
-    """The detector for models that learn through another one."""
     players = _players(view)
     if not players:
         return Checked.not_applicable("no model learns through another one")

@@ -50,9 +50,7 @@ def learnt_share(view: RunView) -> float | None:
 def forgetting_finding(rule: Rule, view: RunView, chain: Chain, fallen: float, limits: tuple[float, float]) -> Finding:
     """The finding for a module that forgets.
 
-    Args:
-        fallen: the :func:`learnt_share`.
-        limits: of the decay in binades, and of the share by which the loss may fall.
+    ``limits`` are those of the decay in binades, and of ``fallen``, the :func:`learnt_share`.
     """
     step, calls, lost = watched_steps(view)[-1], number_of_calls(chain), decay(chain)
     first, last = chain.alive[0], chain.alive[-1]

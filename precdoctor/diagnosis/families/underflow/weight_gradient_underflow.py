@@ -281,8 +281,7 @@ def _grid_finding(view: RunView, guilty: Mapping[Key, _GriddedSeries], options: 
 def _prescribe(row: TensorRow, gradient: _GriddedSeries, target: float, margin: float) -> Prescription:
     """Scale the gradients while they are rounded, by the smallest power of two that flushes at most ``target``.
 
-    Args:
-        margin: binades of headroom to keep.
+    If none does within the headroom less ``margin`` binades, by the largest one that fits, at least 2.
     """
     shift = FP16.min_subnormal / gradient.grid  # from the gradient's grid to FP16's
     tail = flushed_tail(row.histogram.shift(shift), row.zero, FP16)
