@@ -282,9 +282,9 @@ def _evidence(
 
 
 def _thinned(steps: Sequence[StepFacts]) -> Sequence[StepFacts]:
-    """The first and the last step, and each step on which the scale changed, thinned to at most ``_MAX_POINTS``."""
+    """The steps on which the scale changed, the first and the last; at most ``_MAX_POINTS``, the last among them."""
     changes = [s for i, s in enumerate(steps) if i in (0, len(steps) - 1) or s.loss_scale != steps[i - 1].loss_scale]
-    return changes[:: max(1, math.ceil(len(changes) / _MAX_POINTS))]
+    return changes[:: -max(1, math.ceil(len(changes) / _MAX_POINTS))][::-1]
 
 
 def flushed_at_its_level(cause: Finding, _effect: Finding) -> bool:

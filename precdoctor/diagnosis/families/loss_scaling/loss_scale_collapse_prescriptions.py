@@ -183,7 +183,7 @@ def _largest_amax(view: RunView, process: Process, steps: Sequence[StepFacts], l
     """The largest unscaled gradient inside the layer, and outside it, over the clean steps read; 0 without any."""
     clean = [s for s in steps if s.sampled and not s.skipped and s.loss_scale]
     inside = outside = 0.0
-    for step in {s.step for s in [*clean[:: max(1, len(clean) // _STEPS_READ)][:_STEPS_READ], *clean[-_STEPS_READ:]]}:
+    for step in {s.step for s in [*clean[:: max(1, math.ceil(len(clean) / _STEPS_READ))], *clean[-_STEPS_READ:]]}:
         rows = view.rows(process, step)
         last = _is_last(rows, layer)
         for row in _gradients(rows):

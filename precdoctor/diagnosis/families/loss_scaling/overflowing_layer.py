@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -120,7 +121,7 @@ def culprits(view: RunView, process: Process, skipped: Iterable[StepFacts]) -> C
     Only the sampled ones among the ``skipped`` steps can be examined.
     """
     sampled = [s.step for s in skipped if s.sampled]
-    examined = sampled[:: max(1, len(sampled) // _MAX_EXAMINED)][:_MAX_EXAMINED]
+    examined = sampled[:: max(1, math.ceil(len(sampled) / _MAX_EXAMINED))]
     found: list[Overflow] = []
     if not examined:
         return Culprits(found)

@@ -44,7 +44,7 @@ _DIVERGED_CONFIDENCE = 0.85
 #: Up to this many binades above a format's maximum the format is at fault, not the numbers. Chosen empirically.
 _SLIGHTLY_BEYOND = 2.0
 #: ``Origin.how`` if the origin was inferred from the tensors on both sides of code without hooks.
-_INFERRED_ORIGINS = ("functional", "between-roots", "loss-backward", "between")
+_INFERRED_ORIGINS = ("functional", "between-roots", "loss-backward")
 #: Causes that a divergence explains, because its operands are huge; undefined operations have a fault of their own.
 _CAUSES_OF_MAGNITUDE = frozenset(
     (
@@ -243,7 +243,7 @@ def confidence_of(view: RunView, incident: Incident, options: Options) -> float:
     confidence, origin = options["confidence"], incident.origin
     if incident.phase is Phase.DATA:
         confidence = min(confidence, incident.cause.confidence)
-    if origin is not None and origin.how in _INFERRED_ORIGINS:
+    if incident.how == "between" or (origin is not None and origin.how in _INFERRED_ORIGINS):
         confidence -= 0.05
     if view.partial_modules:
         confidence -= 0.2

@@ -248,7 +248,7 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
         },
         prescriptions=(_freeze_part(row, len(dead)),) if is_part
         else (_freeze(row.module or row.root, row.module, len(dead)),) if unused
-        else (_revive(dead, blocker, row, elements),),
+        else (_revive(dead, blocker, row, rows, elements),),
     )  # fmt: skip
 
 
@@ -298,10 +298,17 @@ def _gradient_stop(row: TensorRow, blocker: TensorRow | None, rows: Sequence[Ten
     return f"{words}: the loss does not use it, or gives it the weight zero.", True
 
 
-def _revive(dead: _Gradients, blocker: TensorRow | None, row: TensorRow, elements: int) -> Prescription:
+def _revive(
+    dead: _Gradients, blocker: TensorRow | None, row: TensorRow, rows: Sequence[TensorRow], elements: int
+) -> Prescription:
     """Initialise again the last dead layer before the zero output, or the dead layer itself."""
-    feeding = [m for _, m, _ in dead if blocker is None or m < blocker.module]
-    module = feeding[-1] if blocker is not None and feeding else _layer(row)[0]
+    module = _layer(row)[0]
+    if blocker is not None:
+        places = {(root, name) for root, name, _ in dead}
+        before = [
+            r for r in rows if r.kind == "output" and (r.root, r.module) in places and r.position < blocker.position
+        ]
+        module = max(before, key=lambda r: r.position).module if before else module
     return Prescription(
         title=f"initialise `{module or row.root}` again: dead elements {elements:,} -> 0",
         change={"module": module, "initialise": True},

@@ -38,8 +38,13 @@ def find_forgetting(view: RunView, least: int) -> Chain | None:
 
 
 def learnt_share(view: RunView) -> float | None:
-    """Share by which the mean loss fell from the oldest to the newest quarter; None with fewer than four losses."""
-    losses = [s.loss for steps in view.timeline.values() for s in steps if s.loss is not None and math.isfinite(s.loss)]
+    """Share by which the mean loss over ranks fell from the oldest to the newest quarter; None below four losses."""
+    by_step: dict[int, list[float]] = {}
+    for steps in view.timeline.values():
+        for s in steps:
+            if s.loss is not None and math.isfinite(s.loss):
+                by_step.setdefault(s.step, []).append(s.loss)
+    losses = [sum(ranks) / len(ranks) for _, ranks in sorted(by_step.items())]
     quarter = len(losses) // 4
     if not quarter:
         return None
