@@ -83,7 +83,7 @@ class Closures:
         return JudgedClosure(closure, self._begins, self._ends)
 
     def _open(self) -> Attempt | None:
-        """Return the open attempt if it has a closure; a closure that was kept may also run outside of attempts."""
+        """Return the open attempt if it has a closure and no scaler; a script may call its closure at any time."""
         attempt = self._attempt()
         return attempt if attempt is not None and attempt.closure and not attempt.by_scaler else None
 
@@ -95,7 +95,7 @@ class Closures:
             facts = self._recorder.current
             facts.grad_norm = facts.grad_amax = None
             self._looks.forget()
-        if _versions(attempt.optimizer) != attempt.weight_versions:  # scene was kept at other weights
+        if _versions(attempt.optimizer) != attempt.weight_versions:  # the scene is of other weights
             attempt.weight_versions, attempt.has_moved = _versions(attempt.optimizer), True
             if not self._recorder.traced:
                 self._scene.clear()
@@ -135,6 +135,6 @@ def _versions(optimizer: torch.optim.Optimizer) -> int:
 
 
 def _skips(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether it is known (of torch's own) that the optimizer leaves weights without a gradient alone."""
+    """Return whether the optimizer's step is torch's own: it leaves weights without a gradient alone."""
     step: Any = type(optimizer).step
     return str(getattr(step, "__module__", "")).startswith("torch.optim.")
