@@ -40,8 +40,6 @@ def _noting(
     covered: Callable[..., bool | None],
     stays: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """Wrap a clipping function."""
-
     @functools.wraps(original)
     def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
