@@ -1,7 +1,7 @@
 """Watches the growing log while the command runs: reads it regularly, reports findings, requests a halt.
 
-Runs in the parent, so that the training process pays nothing. It does not know the rules: how to read the log, and
-which findings are a reason to halt, is given by :class:`Online`.
+Runs in the parent, so that the training process pays nothing. :class:`Online` states how to read the log and which
+findings are a reason to halt.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Supervisor:
         self._failed = False
 
     def start(self) -> None:
-        """Start the thread. It inherits blocked signals, which are then handled by others."""
+        """Start the thread. It inherits the caller's blocked signals, so none is delivered to it."""
         self._thread = threading.Thread(target=self._work, name="precdoctor-online", daemon=True)
         self._thread.start()
 
