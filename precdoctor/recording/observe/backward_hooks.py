@@ -109,15 +109,12 @@ class BackwardHooks:
         torch.autograd.backward = backward
 
     def _arms(self) -> bool:
-        """Begin to record at a backward call, if no module was called (weights may be plain tensors). True if begun."""
+        """Begin to record at a backward call: weights may be plain tensors, in no module. Return whether it began."""
         recorder = self._recorder
         return recorder.state == "idle" and self._loss_code.running and recorder.arm()
 
     def _prepare(self) -> None:
-        """Drop interrupted calls; between samples, take the module hooks out while checkpoints recompute.
-
-        If a scan is running, it now follows the backward pass.
-        """
+        """Drop interrupted calls, let an open scan follow, and take module hooks out while checkpoints recompute."""
         if self._window.is_open:
             self._window.enter_backward()
         hooks, stack = self._module_hooks, getattr(self._recorder.local, "stack", None)

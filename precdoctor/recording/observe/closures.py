@@ -52,12 +52,7 @@ class JudgedClosure:
 class Closures:
     """Judges the evaluations of the open attempt.
 
-    Args:
-        recorder: of the process.
-        guard: decides what happens to a bad step.
-        looks: reads the gradients.
-        scene: holds what a replay needs.
-        attempt: returns the open attempt; None if there is none, or hooks must not run now.
+    ``attempt`` returns that attempt; None if there is none, or hooks must not run now.
     """
 
     def __init__(

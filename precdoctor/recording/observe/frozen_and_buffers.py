@@ -123,7 +123,7 @@ class FrozenAndBuffers:
                 recorder.measure(recorder.site(found[0], "buffer", found[1], buffer), buffer, together=together)
 
     def _scales(self, modules: list[torch.nn.Module], together: BatchedLaunch) -> None:
-        """Record the scales that Transformer Engine keeps outside of buffers, and those of fake quantisers (torchao)."""
+        """Record the scales that Transformer Engine keeps outside of buffers, and of fake quantisers (torchao)."""
         recorder = self._recorder
         for owner in modules:
             if engine_scales.HOLDERS.isdisjoint(static.module_dict(owner)):  # inlined: runs for every module

@@ -201,7 +201,7 @@ class OptimizerHooks:
             self._end_raised(attempt)
 
     def _pass_has_ended(self) -> None:
-        """At the end of a backward pass, end the attempt made in it; record weights named only by a closure."""
+        """At the end of a backward pass, end the attempt made in it; record weights that only now have names."""
         if (attempt := self._attempt) is not None and attempt.in_backward:
             self._last_in_backward = weakref.ref(attempt.optimizer)
             self._close(attempt)
@@ -210,7 +210,7 @@ class OptimizerHooks:
             self._rows.weights(attempt.optimizer)
 
     def _has_released(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether optimi's gradient release only counts a step that it made in the last backward pass."""
+        """Return whether this is no step: with gradient release, optimi has made it in the last backward pass."""
         ref = self._last_in_backward
         last = ref() if ref is not None and not self._recorder.micro_step else None
         return last is optimizer and all(p.grad is None for p in parameters_of(optimizer))

@@ -1,9 +1,9 @@
 """Keeps device memory that a forked child inherits from being freed there: only the parent can use the device.
 
-A child of a process that uses CUDA cannot use it, and an error there ends the process. Freeing uses it: the allocator
-of pinned memory asks CUDA whether copies from it are done, and the device's allocator does if several streams have read
-a tensor. A child that begins anew would free the tensors that hooks hold of the parent's step, batches of a data loader
-among them. So it keeps all of them until it ends.
+A forked child of a process that uses CUDA must not call CUDA: an error there ends it. But freeing memory does: the
+allocator of pinned memory asks CUDA whether copies from it are done, and the device's allocator does if several streams
+have read a tensor. A child that begins anew would free the tensors that hooks hold of the parent's step, batches of a
+data loader among them. So it keeps all of them until it ends.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Hand-written loss scaling does this, and loops that check the norm before they s
 and that gradients are discarded does not prove it: gradient surgery, SAM and saliency maps discard finite ones all the
 time, and half of a GAN gets gradients that it never uses. So a step is ended only if nothing else can be the reason:
 the process has one optimizer, which has never discarded finite gradients, and its gradients are not finite while its
-weights are. The step ends as the next forward pass begins; another backward pass through the same graph is gradient
-surgery.
+weights are. Gradients that a scaler unscaled need no such proof: a script unscales only for a step. The step ends as
+the next forward pass begins; another backward pass through the same graph is gradient surgery.
 
 Loops that call ``zero_grad`` just before ``backward`` discard after that forward pass, whose rows belong to the next
 step. If every backward pass so far began with fresh gradients, the loop is such a loop: the step is ended before it.

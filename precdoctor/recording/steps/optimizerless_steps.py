@@ -71,7 +71,7 @@ class OptimizerlessSteps:
         self.has_optimizer = False
 
     def gradient_arrived(self, parameter: Tensor) -> None:
-        """Note that a parameter's gradient has arrived, with its values if it may be the watched parameter."""
+        """Note that a parameter's gradient has arrived; copy the parameter if it may be the one to watch."""
         self.reached.append(parameter)
         smallest = self._smallest() if self._smallest is not None else None
         again = self._watched is not None and self._watched() is parameter

@@ -2,7 +2,7 @@
 optimizer state. A NaN in one of them may show in the loss many steps later, or never.
 
 Small buffers are checked in every step in which they were written to, in one read; large ones on sampled steps.
-Optimizer state is checked on sampled steps, and after a gradient whose square leaves the range of the state.
+Optimizer state is checked on some sampled steps, and after a gradient whose square may leave the range of the state.
 """
 
 from __future__ import annotations
