@@ -196,8 +196,8 @@ def plain(x: Tensor) -> Tensor | None:
     """Return the dense floating-point tensor with the values of ``x``; None if there is none.
 
     For a DTensor its local shard, for a sparse tensor its coalesced values, for a complex one real and imaginary parts.
-    None for integers, for fake, functorch-wrapped, quantised, nested, meta, lazy and empty tensors, other subclasses that
-    run their own ops, and freed memory: FSDP empties the storage of gathered parameters, and reading it crashes.
+    None for integers, fake, functorch-wrapped, quantised, nested, meta, lazy and empty tensors, other subclasses with
+    ops of their own, and freed memory: FSDP empties the storage of gathered parameters, and reading it crashes.
     """
     if type(x) not in _EXACT:
         with _without_its_code():

@@ -88,9 +88,9 @@ class FrozenAndBuffers:
         self._scales(modules, together)
 
     def _frozen(self, module: torch.nn.Module, together: BatchedLaunch) -> None:
-        """Record weights that no gradient reaches if they were written to: frozen ones once, averages (EMA) again.
+        """Record weights written to since their last row that need no gradient; in an inference run, all written to.
 
-        In an inference run, all weights.
+        Frozen weights are thus recorded once, averages of weights (EMA) again and again.
         """
         recorder = self._recorder
         for parameter in static.parameters(module):

@@ -153,7 +153,7 @@ class ModuleHooks:
 
 
 def something_is_compiled() -> bool:
-    """Return whether ``torch.compile`` was used in this process; optimizers also import its package."""
+    """Return whether ``torch.compile`` was used in this process; optimizers load its package without using it."""
     frames: Any = sys.modules.get("torch._dynamo.eval_frame")
     backends: Any = getattr(frames, "cached_backends", None)
     if not backends:

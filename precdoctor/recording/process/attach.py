@@ -61,7 +61,7 @@ def is_distributed() -> bool:
 
 
 def has_other_ranks() -> bool:
-    """Return whether its process group has other processes."""
+    """Return whether this process has joined a process group with other processes."""
     return is_distributed() and bool(sys.modules["torch.distributed"].get_world_size() > 1)
 
 

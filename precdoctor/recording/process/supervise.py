@@ -91,7 +91,7 @@ class Supervisor:
             say(f"the online rules have stopped ({type(error).__name__}: {error}); the training goes on")
 
     def _handle(self, finding: Any, *, last: bool) -> None:
-        """Run the command for a finding, and request a halt if it is a reason."""
+        """Run the command for a finding, and request a halt if ``halts`` returns True for it."""
         if self._online.command is not None:
             self._run_command(self._online.command, self._online.to_json(finding, self._run))
         if not last and self._online.halts(finding):

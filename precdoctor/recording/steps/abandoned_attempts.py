@@ -139,7 +139,7 @@ class AbandonedAttempts:
         self._went_forward = True
 
     def run_ends(self) -> None:
-        """At the end of the run, end the last step if it was given up, like earlier ones."""
+        """At the end of the run, end the last step if its gradients were discarded, or would be as in earlier steps."""
         self._end_discarded()
         if self._has_left_out:
             self._end_if_fresh()
