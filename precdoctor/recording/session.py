@@ -57,7 +57,7 @@ def record(run: str | os.PathLike[str] | None = None, *, force: bool = False, **
         options: fields of :class:`~precdoctor.recording.options.RecordOptions`, such as ``every`` or ``include``.
 
     Raises:
-        UsageError: an unknown option, a value that is not allowed, a run with several ranks, or a recorded process.
+        UsageError: an unknown option, a value that is not allowed, several ranks, or a process recorded already.
         RunExistsError: the directory exists and ``force`` was not given.
     """
     chosen = _options(options)

@@ -55,7 +55,7 @@ class Recorder:
         self.warnings: list[str] = []
         #: Called in a forked child: hooks drop what they remember of the parent's run.
         self.when_forked: list[Callable[[], None]] = []
-        #: Called at the first model call, in ranks that are left out also; and before the log is closed.
+        #: Called at the first model call, backward pass or step, in ranks left out also; and before the log is closed.
         self.when_armed: list[Callable[[], None]] = []
         self.when_closing: list[Callable[[], None]] = []
         self.when_turned_off: list[Callable[[], None]] = []  # each removes its hooks that are still installed in torch
@@ -96,7 +96,7 @@ class Recorder:
     # --- states ------------------------------------------------------------------------------------------------------
 
     def arm(self) -> bool:
-        """Go from idle to armed at the first module call. Return False if this process is not to be recorded."""
+        """Go from idle to armed at the first model call, backward pass or step. Return False if not to be recorded."""
         with self._lock:
             if self.state == "idle":
                 try:

@@ -30,7 +30,7 @@ Known = Callable[[int], "torch.optim.Optimizer | None"]
 
 
 class Scalers:
-    """Patches ``torch.amp.GradScaler`` and, if loaded, FSDP's ``ShardedGradScaler``, which overrides its methods."""
+    """Patches ``torch.amp.GradScaler`` and, if loaded, FSDP's ``ShardedGradScaler``, which overrides some methods."""
 
     def __init__(
         self,
