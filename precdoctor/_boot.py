@@ -24,7 +24,7 @@ _started = False
 
 
 def start() -> None:
-    """Wait for the import of torch; do nothing in a second call, or without ``PRECDOCTOR_RUN``."""
+    """Wait for the import of torch; do nothing in a second call, without ``PRECDOCTOR_RUN``, or on Windows."""
     global _started  # noqa: PLW0603 - once per process
     run = os.environ.get("PRECDOCTOR_RUN")
     if _started or not run or os.name != "posix":

@@ -22,9 +22,9 @@ from collections.abc import Iterable
 #: Exit status of a command that Ctrl-C ended, as shells report it.
 INTERRUPTED = 130
 
-#: Least similarity of a known name to count as a misspelling; below it a suggestion is a guess.
+#: Least similarity to a known name for a word to count as its misspelling; below it a suggestion is a guess.
 _ALIKE = 0.75
-#: Least number of letters that may stand for the only longer name that contains them.
+#: Least length of a word that may stand for the only name that contains it.
 _FRAGMENT = 4
 
 

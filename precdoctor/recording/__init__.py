@@ -1,6 +1,6 @@
 """Recording: code that runs inside the user's training process and writes the run log.
 
-How a tensor becomes a row, room by room; each room imports only rooms named before it:
+How a tensor becomes a row, room by room (``tests/unit/test_rooms.py`` states which room may import which):
 
 1. ``process`` gets into the process and out of it: boot, launch, signals, threads, memory limits.
 2. ``model`` names a tensor's module and parameter; ``ops`` reads facts of single operations.
@@ -21,8 +21,7 @@ Invariants:
   instead. Only replays call the model again, and they restore what the call changes.
 - Nothing raises into training: every hook body is wrapped by ``recorder.hook_guard``. The third internal error turns
   recording off. A run stops only if the user asked for it.
-- No hook waits for a device. The guard does, once per step, twice on sampled steps, and never with ``--on-nonfinite
-  observe``; so do replays.
+- Of the hooks only the guard waits for a device in each step: once, twice on sampled steps, never with ``--on-nonfinite
+  observe``. Replays wait also, and rare checks: for master copies, skipped updates of a scaler, discarded gradients.
 - A forked child starts anew: every object that remembers the parent's run registers in ``when_forked``.
-- ``tests/unit/test_rooms.py`` holds the order of the rooms.
 """

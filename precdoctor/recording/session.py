@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from precdoctor.runlog import Run
 
 
-#: Options only for ``precdoctor record``, which is there before the script makes anything and beside it as it runs.
+#: Options only for the command: ``apply`` must be there before the script begins, ``may_halt`` needs a parent process.
 _COMMAND_ONLY = ("apply", "may_halt")
 
 
@@ -57,8 +57,8 @@ def record(run: str | os.PathLike[str] | None = None, *, force: bool = False, **
         options: fields of :class:`~precdoctor.recording.options.RecordOptions`, such as ``every`` or ``include``.
 
     Raises:
-        UsageError: an unknown option, a value it cannot take, one of several ranks, or recorded already.
-        RunExistsError: the directory is taken and ``force`` was not given.
+        UsageError: an unknown option, a value that is not allowed, several ranks, or a process recorded already.
+        RunExistsError: the directory exists and ``force`` was not given.
     """
     chosen = _options(options)
     if os.environ.get(RUN_VARIABLE):
@@ -85,11 +85,7 @@ def record(run: str | os.PathLike[str] | None = None, *, force: bool = False, **
 
 
 def _options(given: dict[str, Any]) -> RecordOptions:
-    """Return the options from keyword arguments.
-
-    Raises:
-        UsageError: an unknown option, or a value that is not allowed.
-    """
+    """Return the options from keyword arguments. Raises UsageError like :func:`record`."""
     fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
     taken = [name for name in RecordOptions.__dataclass_fields__ if name not in _COMMAND_ONLY]
     unknown = next((name for name in fields if name not in taken), None)

@@ -30,7 +30,7 @@ class Opened:
     """A container whose elements have been read.
 
     Attributes:
-        items: its elements by key, at most :data:`MAX_ELEMENTS`.
+        items: its elements by key, the first :data:`MAX_ELEMENTS`; none of a dictionary that has more.
         is_object: whether the keys are attributes.
     """
 
@@ -135,7 +135,6 @@ def _attributes(value: Any, kind: type) -> dict[str, Any]:
 
 
 def _sequence_like(value: Any, kind: type, changed: Mapping[Any, Any]) -> Any:
-    """Return a list or tuple of the same class with some elements replaced."""
     made: Any
     if issubclass(kind, list):
         made = list.__new__(kind)
@@ -148,7 +147,6 @@ def _sequence_like(value: Any, kind: type, changed: Mapping[Any, Any]) -> Any:
 
 
 def _object_like(value: Any, kind: type, changed: Mapping[Any, Any]) -> Any:
-    """Return an object of the same class with some attributes replaced."""
     base: Any = types.SimpleNamespace if types.SimpleNamespace in static.mro(kind) else object
     return _with_attributes(base.__new__(kind), value, kind, changed)
 

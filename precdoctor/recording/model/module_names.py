@@ -47,7 +47,7 @@ class Place(NamedTuple):
 
 @dataclass
 class Root:
-    """A top-level module seen in training.
+    """A top-level module that was called, in training or not.
 
     Attributes:
         trained: whether a backward pass went through it; this separates its evaluation passes from a teacher's.

@@ -28,7 +28,7 @@ def shallow_copy(x: Any) -> Any:
     Dictionaries and lists, and instances of classes derived from them, get the same entries.
 
     Raises:
-        UnreadableError: its class stores more than that, or defines ``__del__``.
+        UnreadableError: its class stores more than that, or defines ``__del__``, or hashing a key may run code.
     """
     kind = type(x)
     if static.defines(kind, "__del__"):
@@ -112,11 +112,7 @@ def _empty_like(x: Any) -> Any:
 
 
 def _key(key: Any, memo: dict[int, Any]) -> Any:
-    """Return the copy of a dictionary key.
-
-    Raises:
-        UnreadableError: hashing the key may run code.
-    """
+    """Return the copy of a dictionary key. Raises UnreadableError if hashing the key may run code."""
     if type(key) not in static.KEYS and type(key) not in (Tensor, nn.Parameter):
         raise UnreadableError(f"a {type(key).__name__} is a key")
     return memo.get(id(key), key)

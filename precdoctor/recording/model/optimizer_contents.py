@@ -31,7 +31,7 @@ def groups_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def parameters_in(group: dict[str, Any]) -> list[Tensor]:
-    """Return the parameters of one group."""
+    """Return a group's parameters."""
     return static.tensors(dict.get(group, "params"))
 
 
@@ -86,7 +86,7 @@ def gradients_of(optimizer: torch.optim.Optimizer, limit: int) -> list[tuple[Ten
 
     Args:
         optimizer: about to step.
-        limit: bytes that may be held. If the gradients take more, or are not plain CPU tensors, returns none.
+        limit: bytes that may be held. If the gradients take more, or are not plain CPU tensors, the list is empty.
     """
     found = [(p, p.grad, p.grad._version) for p in parameters_of(optimizer) if p.grad is not None]
     plain = all(tensor_leaves.plain(grad) is grad and grad.is_cpu for _, grad, _ in found)

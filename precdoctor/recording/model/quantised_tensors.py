@@ -87,7 +87,6 @@ def _by_table(x: Any, *, packed: bool) -> Quantised | None:
 
 
 def _float8(x: Any) -> Quantised | None:
-    """Decode FP8 elements."""
     parts = _parts(x)
     if parts is None or not parts[0].is_floating_point():
         return None

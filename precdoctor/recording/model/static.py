@@ -116,9 +116,9 @@ def text(x: Any) -> str:
 
 
 def plain(x: Any, depth: int = 0) -> Any:
-    """Return a setting as a JSON value; the class name of anything but numbers, strings and lists of these.
+    """Return a setting as a JSON value: None, numbers and lists of them as such, anything else by :func:`text`.
 
-    Does not wait for a device: a tensor there is ``tensor``.
+    Never waits for a device: of tensors, only one number on the CPU is read; any other is ``tensor``.
     """
     if issubclass(type(x), bool) or x is None or type(x) in (int, float):
         return x
@@ -147,11 +147,7 @@ def entries(x: Any) -> dict[Any, Any] | None:
 
 
 def items(x: Any) -> Iterator[tuple[str, Any]]:
-    """Iterate over the entries of a dictionary, list, tuple, named tuple or dataclass by name, derived classes
-    included.
-
-    Empty for anything else: an iterator would be used up.
-    """
+    """Iterate over the entries of a dictionary, list, tuple or dataclass by name; an iterator, say, yields nothing."""
     kind = type(x)
     pairs: Iterable[tuple[str, Any]]
     if (found := entries(x)) is not None:
@@ -184,21 +180,18 @@ class ByIdentity(Generic[K, V]):
         self._found: dict[int, tuple[weakref.ref[K], V]] = {}
 
     def get(self, key: K) -> V | None:
-        """Return the value of an object; None if it has none."""
         found = self._found.get(id(key))
         return found[1] if found is not None and found[0]() is key else None
 
     def put(self, key: K, value: V) -> V:
-        """Set the value of an object, and return the value."""
+        """Set and return the value of an object."""
         self._found[id(key)] = weakref.ref(key), value
         return value
 
     def drop(self, key: K) -> None:
-        """Remove the value of an object, if it has one."""
         self._found.pop(id(key), None)
 
     def clear(self) -> None:
-        """Remove all values."""
         self._found.clear()
 
     def tidy(self) -> None:
@@ -298,7 +291,6 @@ def buffers(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _named(module: nn.Module, kind: str) -> Iterator[tuple[str, Tensor]]:
-    """Iterate over the named tensors of one kind, each once."""
     found: set[int] = set()
     for prefix, part in named_modules(module):
         for name, x in held(part, kind).items():
@@ -308,7 +300,7 @@ def _named(module: nn.Module, kind: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def _tensors(module: nn.Module, kind: str) -> Iterator[Tensor]:
-    """Iterate over the tensors of one kind, module by module: most callers need only the first one."""
+    """Iterate over the tensors of one kind lazily, module by module: some callers need only the first one."""
     found: set[int] = set()
     waiting = [module]
     tensors: Any

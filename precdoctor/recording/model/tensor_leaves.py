@@ -196,8 +196,8 @@ def plain(x: Tensor) -> Tensor | None:
     """Return the dense floating-point tensor with the values of ``x``; None if there is none.
 
     For a DTensor its local shard, for a sparse tensor its coalesced values, for a complex one real and imaginary parts.
-    None for fake, functorch-wrapped, quantised, nested, meta, lazy and empty tensors and other subclasses, and for
-    tensors whose memory was freed: FSDP empties the storage of gathered parameters, and reading it crashes.
+    None for integers, fake, functorch-wrapped, quantised, nested, meta, lazy and empty tensors, other subclasses with
+    ops of their own, and freed memory: FSDP empties the storage of gathered parameters, and reading it crashes.
     """
     if type(x) not in _EXACT:
         with _without_its_code():
@@ -218,7 +218,6 @@ def plain(x: Tensor) -> Tensor | None:
 
 
 def _plain_of_subclass(x: Tensor) -> Tensor | None:
-    """Return :func:`plain` of a tensor of a subclass."""
     if is_wrapped(x):
         local: Any = static.attribute(x, "_local_tensor")
         if type(x).__name__ != "DTensor" or not issubclass(type(local), Tensor):

@@ -56,7 +56,6 @@ class Pieces:
         return self._known.put(x, (x.data_ptr(), found))[1] if found else ()
 
     def _search(self, x: Tensor) -> Iterator[Piece]:
-        """Iterate over the pieces of a tensor."""
         if self._copies is None:
             self._copies = {}
             for model in self._models():
@@ -95,7 +94,7 @@ def gathered(module: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
         if not issubclass(type(part), kind):
             continue
         state = kind._get_fsdp_state(part)
-        # one group up to torch 2.11
+        # Up to torch 2.11 there is one group.
         groups = static.attribute(state, "_fsdp_param_groups") or [static.attribute(state, "_fsdp_param_group")]
         for group in static.elements(groups):
             for held in static.elements(static.attribute(group, "fsdp_params")):
@@ -111,7 +110,6 @@ def stored(weight: Tensor) -> Tensor:
 
 
 def _copies(model: nn.Module) -> Iterator[_Copy]:
-    """Iterate over the copies of a model's weights."""
     for weight in static.parameters(model):
         own = static.own(weight)
         fragment: Any = static.attribute(own.get("_hp_mapping"), "hp_fragment")

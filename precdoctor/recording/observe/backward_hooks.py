@@ -109,17 +109,12 @@ class BackwardHooks:
         torch.autograd.backward = backward
 
     def _arms(self) -> bool:
-        """Begin to record at a backward call, because a script whose weights are plain tensors may call no module at
-        all.
-
-        Returns:
-            Whether recording began.
-        """
+        """Begin to record at a backward call: weights may be plain tensors, in no module. Return whether it began."""
         recorder = self._recorder
         return recorder.state == "idle" and self._loss_code.running and recorder.arm()
 
     def _prepare(self) -> None:
-        """Drop interrupted calls; between samples, take the module hooks out while checkpoints recompute."""
+        """Drop interrupted calls, let an open scan follow, and take module hooks out while checkpoints recompute."""
         if self._window.is_open:
             self._window.enter_backward()
         hooks, stack = self._module_hooks, getattr(self._recorder.local, "stack", None)
@@ -188,7 +183,7 @@ class BackwardHooks:
                     self._loss_code.reopen()
 
     def _end_pass(self, tensors: Any) -> None:
-        """Count the micro-step, and let the step's observers and the guard judge the gradients that have arrived."""
+        """Count the micro-step and inform the step's observers; without an optimizer the guard judges the gradients."""
         self._recorder.in_backward = False
         if CUDA.get("_initialized", True) and self._recorder.capture.runs:
             return
@@ -209,7 +204,7 @@ class BackwardHooks:
             self._judge(weights, loss_bad=loss_bad, whole=not optimizerless.gradients_are_gone)
 
     def hook_parameters(self) -> None:
-        """Put a post-accumulate hook on every parameter of every root that has none yet.
+        """Put a post-accumulate hook on every parameter that needs a gradient and has no hook of ours yet.
 
         Called as a backward pass begins: all its parameters exist by then, and no gradient has been accumulated.
         """

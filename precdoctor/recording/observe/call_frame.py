@@ -81,9 +81,9 @@ _SHAPE_RUNS = ("_forward_metadata_inference", "_shape_inference")
 
 
 def inside_function() -> bool:
-    """Return whether gradients are off only because a custom autograd function will compute them itself.
+    """Return whether a custom autograd function (reentrant checkpointing, say) runs the module call in progress.
 
-    Reentrant checkpointing is such a function. Searches the Python frames up to the enclosing module call.
+    Call this if gradients are off: the function then computes them itself. Searches up to the enclosing module call.
     """
     frame, calls = sys._getframe(1), 0
     for _ in range(_MAX_FRAMES):
@@ -125,5 +125,5 @@ def has_no_identity(module: nn.Module) -> bool:
 
 
 def is_replica(module: nn.Module) -> bool:
-    """Return whether ``nn.DataParallel`` has made this module for one batch."""
+    """Return whether ``nn.DataParallel`` made this module."""
     return _REPLICA in static.module_dict(module)

@@ -52,12 +52,7 @@ class JudgedClosure:
 class Closures:
     """Judges the evaluations of the open attempt.
 
-    Args:
-        recorder: of the process.
-        guard: decides what happens to a bad step.
-        looks: reads the gradients.
-        scene: holds what a replay needs.
-        attempt: returns the open attempt; None if there is none, or hooks must not run now.
+    ``attempt`` returns that attempt; None if there is none, or hooks must not run now.
     """
 
     def __init__(
@@ -83,7 +78,7 @@ class Closures:
         return JudgedClosure(closure, self._begins, self._ends)
 
     def _open(self) -> Attempt | None:
-        """Return the open attempt if it has a closure; a closure that was kept may also run outside of attempts."""
+        """Return the open attempt if it has a closure and no scaler; a script may call its closure at any time."""
         attempt = self._attempt()
         return attempt if attempt is not None and attempt.closure and not attempt.by_scaler else None
 
@@ -95,7 +90,7 @@ class Closures:
             facts = self._recorder.current
             facts.grad_norm = facts.grad_amax = None
             self._looks.forget()
-        if _versions(attempt.optimizer) != attempt.weight_versions:  # scene was kept at other weights
+        if _versions(attempt.optimizer) != attempt.weight_versions:  # the scene is of other weights
             attempt.weight_versions, attempt.has_moved = _versions(attempt.optimizer), True
             if not self._recorder.traced:
                 self._scene.clear()
@@ -135,6 +130,6 @@ def _versions(optimizer: torch.optim.Optimizer) -> int:
 
 
 def _skips(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether it is known (of torch's own) that the optimizer leaves weights without a gradient alone."""
+    """Return whether the optimizer's step is torch's own: it leaves weights without a gradient alone."""
     step: Any = type(optimizer).step
     return str(getattr(step, "__module__", "")).startswith("torch.optim.")

@@ -148,7 +148,7 @@ class Probes:
             recorder.names.roots[place.root].trained = True
 
     def _mode(self, what: int) -> tuple[str | None, bool]:
-        """Return phase and evaluation mode of the call in progress, else those at tracing; no phase: no row."""
+        """Return phase and evaluation mode of the call in progress, else those at tracing; phase None: no row."""
         if what & GRADIENT:
             return "train", False
         stack = getattr(self._recorder.local, "stack", ())
@@ -159,7 +159,7 @@ class Probes:
         return "train" if what & TRAINS else "no_grad", bool(what & EVALUATES)
 
     def _call(self, number: int, name: str, mode: str) -> int:
-        """Return how many calls of the module this micro-step has seen in this mode.
+        """Return the number of the call that made this output, from 0 in each micro-step and mode.
 
         Gradients have no mode (""): they arrive in the reverse order of the calls.
         """

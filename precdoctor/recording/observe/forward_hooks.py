@@ -237,7 +237,7 @@ class ForwardHooks:
             frame.kept = self._scene.enter(frame.module, root, args, keyword_arguments())
 
     def _look_at_ops(self, frame: Frame, args: Any) -> None:
-        """Of a top-level call, open a scan of all ops if one is due, and on sampled steps the mode for logits."""
+        """Of a top-level call, open a scan of all ops if one is due, and on sampled steps follow caches and logits."""
         mode, recorder = frame.mode, self._recorder
         if self._logits.follows:
             self._logits.close()  # still open for another root's loss; a scan must not begin beside it
@@ -251,7 +251,7 @@ class ForwardHooks:
             self._logits.root_begins(frame)
 
     def _begin_step_of(self, module: nn.Module, place: Place) -> None:
-        """In an inference run, begin a step as a model is called; record the weights that were written to since."""
+        """In an inference run, begin a step as a model is called; record weights and buffers written to since."""
         recorder = self._recorder
         recorder.claim.model_begins(recorder.names.roots[place.root])
         if recorder.live:
@@ -259,7 +259,7 @@ class ForwardHooks:
                 self._frozen_and_buffers.record(module, together)
 
     def _root_mode(self, module: nn.Module, place: Place, recompute: bool) -> CallMode:
-        """Return how a top-level call is recorded: training, no-grad, evaluation (perhaps), or not at all."""
+        """Return how a top-level call is recorded; :data:`_NOT_RECORDED` for an evaluation of a trained root."""
         if recompute:
             return CallMode("train", evaluating=False)
         root = self._recorder.names.roots[place.root]
@@ -366,7 +366,7 @@ class ForwardHooks:
                 x.register_hook(functools.partial(self._gradient_hook, self._site(frame, "grad_output", name, x)))
 
     def _record_gradient(self, site: Site, grad: Tensor | None) -> None:
-        """Record the gradient of an output as the backward pass reaches it; None if torch.compile has none."""
+        """Record the gradient of an output as the backward pass reaches it."""
         recorder = self._recorder
         root = recorder.names.roots.get(site.place.root)
         if root is not None:

@@ -77,7 +77,6 @@ class FrozenAndBuffers:
         recorder.when_forked.append(self._forget)
 
     def _forget(self) -> None:
-        """In a forked child, forget the rows of the parent's run: the child's log has none of them."""
         self._weights.clear()
         self._stamps.clear()
 
@@ -89,9 +88,9 @@ class FrozenAndBuffers:
         self._scales(modules, together)
 
     def _frozen(self, module: torch.nn.Module, together: BatchedLaunch) -> None:
-        """Record weights that no gradient reaches if they were written to: frozen ones once, averages (EMA) again.
+        """Record weights written to since their last row that need no gradient; in an inference run, all written to.
 
-        In an inference run, all weights.
+        Frozen weights are thus recorded once, averages of weights (EMA) again and again.
         """
         recorder = self._recorder
         for parameter in static.parameters(module):
@@ -124,7 +123,7 @@ class FrozenAndBuffers:
                 recorder.measure(recorder.site(found[0], "buffer", found[1], buffer), buffer, together=together)
 
     def _scales(self, modules: list[torch.nn.Module], together: BatchedLaunch) -> None:
-        """Record the scales that Transformer Engine keeps outside of buffers, and of torchao's fake quantisers."""
+        """Record the scales that Transformer Engine keeps outside of buffers, and of fake quantisers (torchao)."""
         recorder = self._recorder
         for owner in modules:
             if engine_scales.HOLDERS.isdisjoint(static.module_dict(owner)):  # inlined: runs for every module

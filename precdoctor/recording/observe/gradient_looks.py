@@ -43,9 +43,6 @@ class EarlyLook:
 
     Only on GPUs, without other ranks (their reductions come later), and only if the guard never holds a step back.
 
-    Args:
-        recorder: of the process.
-
     Attributes:
         arriving: parameters whose gradients have arrived in this backward pass, in order.
         hook: on the last parameter that the early look covers; None if there is no early look.
@@ -76,7 +73,10 @@ class EarlyLook:
             hook.remove()
 
     def backward_ended(self) -> None:
-        """At the end of a backward pass, give up early looks that gain nothing; after a sampled one, hook its order."""
+        """At the end of a backward pass, give up early looks that gain nothing.
+
+        After a sampled pass, choose the parameters that the next early looks cover, and hook the last of them.
+        """
         recorder, order = self._recorder, self.arriving
         self.arriving, self._micro_steps = [], recorder.micro_step
         if self.found is not None:
@@ -107,13 +107,9 @@ class EarlyLook:
         self._look_time = time.perf_counter_ns()
 
     def take(self, parameters: Sequence[Tensor]) -> tuple[tuple[Deferred, Deferred], list[Tensor]] | None:
-        """Return the result of this step's early look and the parameters that it does not cover.
+        """Return L2 norm and amax from this step's early look, and those of ``parameters`` that it does not cover.
 
-        Args:
-            parameters: all parameters whose gradients are to be judged.
-
-        Returns:
-            L2 norm and amax of the gradients read early; None if none were read, or they have been written to since.
+        None if there was no look, or if it is of no use: it covers other parameters also, or gradients have changed.
         """
         seen, self.found = self.found, None
         if seen is None:
@@ -128,18 +124,13 @@ class EarlyLook:
 
 
 def _same(some: Sequence[weakref.ref[Tensor]], others: Sequence[weakref.ref[Tensor]]) -> bool:
-    """Return whether both sequences hold the same references."""
     return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))
 
 
 class GradientLooks:
     """Reads the gradients as the optimizer, or clipping before it, gets them.
 
-    Args:
-        recorder: of the process.
-        scalers: know whether gradients still carry a loss scale.
-        in_closure: returns whether a step with a closure is running.
-        early: may have read most of the gradients already.
+    ``in_closure`` returns whether a step with a closure is running.
     """
 
     def __init__(self, recorder: Recorder, scalers: Scalers, in_closure: Callable[[], bool], early: EarlyLook) -> None:
@@ -162,11 +153,10 @@ class GradientLooks:
         return look
 
     def forget(self) -> None:
-        """Forget the reading: the step is over."""
         self._look = None
 
     def before_step(self, optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
-        """Read the gradients that the optimizer is about to use, before any other code can write to them."""
+        """Read the gradients that the optimizer is about to use, unless this step's are known already."""
         facts = self._recorder.current
         if self._recorder.live:
             self._has_no_rows = facts.gradients_of is None

@@ -48,7 +48,7 @@ _CHOOSES: Final = ("topk", "max")
 _PRODUCTS: Final = ("bmm", "baddbmm", "matmul")
 _SUMS: Final = ("sum",)
 _LOSSES: Final = ("nll_loss_forward", "nll_loss2d_forward", "nll_loss", "nll_loss_nd")
-#: Most rows per step; samples without logits before a model is watched only every so many samples.
+#: Most rows per step. After _PATIENCE sampled calls without logits, the mode opens on every _NOW_AND_THEN-th call only.
 _MAX_ROWS, _PATIENCE, _NOW_AND_THEN = 512, 4, 16
 #: Attributes in which modules keep their number of heads.
 _HEADS: Final = ("num_heads", "n_heads", "n_head", "nhead", "num_attention_heads", "heads")
@@ -180,7 +180,6 @@ class Logits:
             self.close()
 
     def _open(self) -> None:
-        """Open a mode in this thread."""
         self._mode, self.follows = LogitMode(self._look), True
         self._thread = threading.get_ident()
         put_on(self._mode)
@@ -286,7 +285,6 @@ class Logits:
         )
 
     def _frame(self) -> Frame | None:
-        """Return the innermost module call in progress in this thread."""
         stack: list[Frame] = getattr(self._recorder.local, "stack", None) or []
         return stack[-1] if stack else None
 

@@ -1,9 +1,9 @@
 """Puts the two global module hooks in and takes them out: on sampled steps they see every call, else top-level calls.
 
 One global hook sends every module call of the process through torch's slow path, and each call through two Python
-functions. Between samples only the top-level call matters. So its pre-hook takes both hooks out of torch's global
-tables and puts one on that module, which puts them back as the call returns or raises. On an unsampled step they are
-also out during the backward pass, once a checkpoint has recomputed a module in one.
+functions. Between samples only the top-level call matters. So as it begins, our pre-hook takes both hooks out of
+torch's global tables and puts one on that module, which puts them back as the call returns or raises. On an unsampled
+step they are also out during the backward pass, once a checkpoint has recomputed a module in one.
 
 They stay in if taking them out could change the training:
 
@@ -48,12 +48,7 @@ class _Return:
 
 
 class ModuleHooks:
-    """The two global hooks, and whether they are in torch's tables.
-
-    Args:
-        context: the recorder.
-        stay: never take the hooks out.
-    """
+    """The two global hooks, and whether they are in torch's tables."""
 
     def __init__(self, context: StepContext, *, stay: bool = False) -> None:
         self._context = context
@@ -142,13 +137,11 @@ class ModuleHooks:
         self.resume()
 
     def _take_out(self) -> None:
-        """Remove both hooks from torch's tables."""
         self.out = True
         self._pre_hooks.pop(self._keys[0], None)
         self._post_hooks.pop(self._keys[1], None)
 
     def _may_rest(self) -> bool:
-        """Return whether the hooks may be taken out now."""
         if self.stay or self.out or self._context.threads.others:
             return False
         if len(self._pre_hooks) != 1 or len(self._post_hooks) != 1:
@@ -160,7 +153,7 @@ class ModuleHooks:
 
 
 def something_is_compiled() -> bool:
-    """Return whether ``torch.compile`` was used in this process; optimizers also import its package."""
+    """Return whether ``torch.compile`` was used in this process; optimizers load its package without using it."""
     frames: Any = sys.modules.get("torch._dynamo.eval_frame")
     backends: Any = getattr(frames, "cached_backends", None)
     if not backends:

@@ -201,7 +201,7 @@ class OptimizerHooks:
             self._end_raised(attempt)
 
     def _pass_has_ended(self) -> None:
-        """At the end of a backward pass, end the attempt made in it; record weights named only by a closure."""
+        """At the end of a backward pass, end the attempt made in it; record weights that only now have names."""
         if (attempt := self._attempt) is not None and attempt.in_backward:
             self._last_in_backward = weakref.ref(attempt.optimizer)
             self._close(attempt)
@@ -210,7 +210,7 @@ class OptimizerHooks:
             self._rows.weights(attempt.optimizer)
 
     def _has_released(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether optimi's gradient release only counts a step that it made in the last backward pass."""
+        """Return whether this is no step: with gradient release, optimi has made it in the last backward pass."""
         ref = self._last_in_backward
         last = ref() if ref is not None and not self._recorder.micro_step else None
         return last is optimizer and all(p.grad is None for p in parameters_of(optimizer))
@@ -226,7 +226,6 @@ class OptimizerHooks:
             self._rows.weights(optimizer, first=first)
 
     def _close(self, attempt: Attempt) -> None:
-        """End the attempt, and with it the step."""
         if self._recorder.trace is not None:
             self._recorder.trace.end()
         self._attempt = None
@@ -244,7 +243,6 @@ class OptimizerHooks:
         self._recorder.end_step()
 
     def begin_by_scaler(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
-        """Begin an attempt as ``scaler.step(optimizer)`` is called."""
         attempt = self._open(optimizer, by_scaler=True)
         attempt.skipped = self._guard.skips_step(optimizer, scaler, self._looks.take())
         self._compare(attempt)
@@ -261,7 +259,7 @@ class OptimizerHooks:
         self._recorder.current.loss_scale = loss_scale
 
     def end_by_library(self, inner: torch.optim.Optimizer | None, overflow: bool | None, grad_norm: Deferred) -> None:
-        """End the attempt as that step returns or raises.
+        """End the attempt as the step of DeepSpeed's or Megatron's returns or raises.
 
         Args:
             inner: an optimizer of torch's inside the step; None if there is none.
@@ -385,7 +383,10 @@ class OptimizerHooks:
 
 
 def _is_inside(attempt: Attempt, optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether a step runs inside an open attempt's step; the attempt of a step that raised is open as well."""
+    """Return whether a step runs inside an open attempt's step, and note it in the attempt.
+
+    If the attempt's step has raised, the attempt is still open, but the new step does not run inside it.
+    """
     depth = steps_in_progress(attempt.optimizer)
     if optimizer is attempt.optimizer:
         attempt.inner_steps += depth > 1

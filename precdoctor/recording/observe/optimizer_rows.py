@@ -32,7 +32,7 @@ class NamedParameter(NamedTuple):
         place: module of the weight.
         name: of the weight.
         group: the parameter group.
-        weight: the model's weight that the parameter or part is a copy of; None if the parameter is the model's own.
+        weight: the model's weight that the parameter or part is a copy of; None if it is no copy.
         part: the weight's elements in the flat parameter; None for all.
     """
 
@@ -54,13 +54,7 @@ class NamedParameter(NamedTuple):
 
 
 class OptimizerRows:
-    """Makes the rows.
-
-    Args:
-        recorder: of the process.
-        casts: informed of buffers in float8.
-        name_of: returns an optimizer's name.
-    """
+    """Makes the rows; ``name_of`` returns an optimizer's name."""
 
     def __init__(self, recorder: Recorder, casts: Casts, name_of: Callable[[torch.optim.Optimizer], str]) -> None:
         self._recorder, self._name_of = recorder, name_of

@@ -32,7 +32,7 @@ def say(message: str, *, prefix: str = "precdoctor: ") -> None:
 
 
 def call_all(functions: Iterable[Callable[[], None]]) -> None:
-    """Call all functions, in order."""
+    """Call the functions in order."""
     for function in functions:
         function()
 
@@ -44,7 +44,7 @@ def in_data_loader_worker() -> bool:
 
 
 def global_rank() -> int:
-    """Return the rank of this process: in its process group, else as set by a launcher, else 0."""
+    """Return the rank of this process: in its process group, else from a launcher's variables, else 0."""
     if is_distributed():
         return int(sys.modules["torch.distributed"].get_rank())
     for variable in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
@@ -61,7 +61,7 @@ def is_distributed() -> bool:
 
 
 def has_other_ranks() -> bool:
-    """Return whether its process group has other processes."""
+    """Return whether this process has joined a process group with other processes."""
     return is_distributed() and bool(sys.modules["torch.distributed"].get_world_size() > 1)
 
 
@@ -96,7 +96,7 @@ def innermost_own_frame(error: BaseException) -> str | None:
 
 
 def raised_by_an_object(error: BaseException) -> bool:
-    """Return whether an exception comes from a special method (``__eq__``) of a class of the user's."""
+    """Return whether an exception comes from a special method (``__eq__``) of the user's or another package's class."""
     innermost = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         innermost = frame.f_code
@@ -116,17 +116,12 @@ def raised_by_signal_handler(error: BaseException) -> bool:
 
 
 def let_through(error: BaseException) -> None:
-    """Re-raise an exception that comes from a user's signal handler. For ``except`` clauses meant for our own errors.
-
-    Raises:
-        BaseException: ``error``, if a signal handler raised it.
-    """
+    """Raise ``error`` if a user's signal handler raised it. For ``except`` clauses meant for our own errors."""
     if raised_by_signal_handler(error):
         raise error
 
 
 def _code_of(handler: Any) -> CodeType | None:
-    """Return the code object of a signal handler."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     if not callable(handler):
@@ -201,6 +196,5 @@ def _directories_of(packages: tuple[str, ...], _loaded: int) -> tuple[str, ...]:
 
 
 def _directory_of(package: str) -> str | None:
-    """Return the directory of a loaded package; None if it is not loaded."""
     file = getattr(sys.modules.get(package), "__file__", None)
     return None if file is None else os.path.dirname(file) + os.sep  # noqa: PTH120 - once per step, so no pathlib

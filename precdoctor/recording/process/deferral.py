@@ -63,7 +63,7 @@ class HeldSignals:
 
 
 def _send_again(process: int, numbers: tuple[int, ...]) -> None:
-    """Send the signals to this process again, unless it has forked meanwhile."""
+    """Send the signals again to the process that got them; a forked child does not."""
     time.sleep(_LATER)
     if os.getpid() == process:
         for number in numbers:

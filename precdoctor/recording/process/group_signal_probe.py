@@ -18,12 +18,12 @@ from typing import NoReturn
 
 #: Seconds within which a group's signal reaches all its processes, even if each is signalled separately.
 _PATIENCE = 0.1
-#: Seconds to wait for the rest of them once the bystander has got the signal.
+#: Seconds to wait for the signal to reach the others once the bystander has got it.
 _SETTLING = 0.02
 
 
 class Bystander:
-    """A process in our group that reports the signals it gets, until :meth:`close` or the end of this process."""
+    """A child process in our group that reports the signals it gets, until :meth:`close` or the end of this process."""
 
     def __init__(self, watched: Collection[int]) -> None:
         """Start the process. ``watched``: signals to report, blocked in the calling thread.
@@ -70,7 +70,6 @@ class Bystander:
         return bool(reports)
 
     def close(self) -> None:
-        """End the bystander."""
         os.close(self._lifeline)
         os.close(self._reports)
         os.kill(self._process, signal.SIGKILL)  # KILL, because it may be stopped

@@ -1,9 +1,9 @@
 """Keeps device memory that a forked child inherits from being freed there: only the parent can use the device.
 
-A child of a process that uses CUDA cannot use it, and an error there ends the process. Freeing uses it: the allocator
-of pinned memory asks CUDA whether copies from it are done, and the device's allocator does if several streams have read
-a tensor. A child that begins anew would free the tensors that hooks hold of the parent's step, batches of a data loader
-among them. So it keeps all of them until it ends.
+A forked child of a process that uses CUDA must not call CUDA: an error there ends it. But freeing memory does: the
+allocator of pinned memory asks CUDA whether copies from it are done, and the device's allocator does if several streams
+have read a tensor. A child that begins anew would free the tensors that hooks hold of the parent's step, batches of a
+data loader among them. So it keeps all of them until it ends.
 """
 
 from __future__ import annotations
@@ -33,12 +33,9 @@ _PLAIN: Final = frozenset({
 
 
 def keep(roots: Iterable[Any]) -> list[Any]:
-    """Prevent that the objects reachable from ``roots`` are ever freed.
+    """Keep the objects reachable from ``roots`` from ever being freed, and return them.
 
     Follows containers and our own objects; objects of others are kept but not followed. Calls none of their code.
-
-    Returns:
-        The kept objects.
     """
     there = list(roots)
     found = {id(x): x for x in there}
@@ -65,17 +62,19 @@ def _is_followed(x: Any) -> bool:
 
 
 def _is_own(module: Any) -> bool:
-    """Return whether a module name is in this package."""
     return type(module) is str and module.partition(".")[0] == _OWN
 
 
 def watch_forks() -> None:
-    """In forked children of a process that uses CUDA, keep all that our modules reach. Call once, first."""
+    """In forked children of a process that uses CUDA, keep all that our modules reach.
+
+    Call this once, before other fork handlers are registered: they drop references to the parent's step.
+    """
     uses_cuda = False
 
     def before() -> None:
         nonlocal uses_cuda
-        uses_cuda = torch.cuda.is_initialized()  # a child could not tell
+        uses_cuda = torch.cuda.is_initialized()  # always False in a child
 
     def in_child() -> None:
         if uses_cuda:

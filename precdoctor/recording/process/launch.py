@@ -64,7 +64,6 @@ def command_line(arguments: Sequence[str], module: str | None) -> list[str]:
 
 
 def _require_script(script: str) -> None:
-    """Raise UsageError if the script does not exist."""
     if not Path(script).exists():
         raise UsageError(f"no script {script!r} in {Path.cwd()}; check the path")
 
@@ -118,7 +117,7 @@ def launch(
         The child's exit status; 128 + n if signal n ended it; 66 if the recorder stopped the run.
 
     Raises:
-        UsageError: not on Linux or macOS, or the directory cannot be written.
+        UsageError: not on Linux or macOS, the directory cannot be written, or the command cannot be started.
         RunExistsError: the directory exists and ``force`` was not given.
     """
     if os.name != "posix":
@@ -141,7 +140,6 @@ def launch(
 
 
 def _remove_unused(directory: Path) -> None:
-    """Remove the directory of a run that never began."""
     with contextlib.suppress(OSError):  # an empty run does no harm
         for entry in directory.iterdir():
             entry.unlink()
@@ -322,7 +320,7 @@ def _close(directory: Path, status: int, *, quiet: bool) -> int:
 
 
 def _shown(directory: Path) -> str:
-    """Return the run directory as it can be typed in the working directory, if the command has not removed that."""
+    """Return the run directory as the user can type it: relative if it is below the working directory."""
     try:
         shown = os.path.relpath(directory)
     except OSError:
@@ -331,12 +329,11 @@ def _shown(directory: Path) -> str:
 
 
 def _ended_with(status: int) -> str:
-    """Return a remark on a status other than 0."""
     return f" (the command itself ended with status {status})" if status else ""
 
 
 def _end(rank: Path) -> dict[str, Any]:
-    """Return the content of end.json; empty if the process could not write it."""
+    """Return the content of end.json; empty if it is missing or damaged."""
     try:
         end = json.loads((rank / END_FILE).read_text())
     except (OSError, ValueError):

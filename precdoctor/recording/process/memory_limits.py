@@ -18,7 +18,7 @@ CUDA: Final = vars(torch.cuda)
 
 
 def for_scene(options: RecordOptions) -> float:
-    """Return the bytes of tensors that a step may hold for a replay. They exist anyway, and are only freed later."""
+    """Return the most bytes of tensors to hold for a replay. Training makes them anyway; they are only freed later."""
     if options.scene_memory is not None:
         return options.scene_memory
     if not CUDA.get("_initialized", True) or not torch.cuda.is_initialized():  # the flag answers without a call

@@ -72,7 +72,6 @@ def small_arrow() -> Iterator[None]:
 
 
 def _sentence(left: int, what: str, wanted: int) -> str:
-    """Return the message about a shortage."""
     return f"{max(0, left) // _MIB} MiB of {what} are left, and recording needs {wanted // _MIB} MiB"
 
 

@@ -1,7 +1,7 @@
 """Watches the growing log while the command runs: reads it regularly, reports findings, requests a halt.
 
-Runs in the parent, so that the training process pays nothing. It does not know the rules: how to read the log, and
-which findings are a reason to halt, is given by :class:`Online`.
+Runs in the parent, so that the training process pays nothing. :class:`Online` states how to read the log and which
+findings are a reason to halt.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Supervisor:
         self._failed = False
 
     def start(self) -> None:
-        """Start the thread. It inherits blocked signals, which are then handled by others."""
+        """Start the thread. It inherits the caller's blocked signals, so none is delivered to it."""
         self._thread = threading.Thread(target=self._work, name="precdoctor-online", daemon=True)
         self._thread.start()
 
@@ -91,7 +91,7 @@ class Supervisor:
             say(f"the online rules have stopped ({type(error).__name__}: {error}); the training goes on")
 
     def _handle(self, finding: Any, *, last: bool) -> None:
-        """Run the command for a finding, and request a halt if it is a reason."""
+        """Run the command for a finding, and request a halt if ``halts`` returns True for it."""
         if self._online.command is not None:
             self._run_command(self._online.command, self._online.to_json(finding, self._run))
         if not last and self._online.halts(finding):

@@ -1,8 +1,8 @@
 """The recorder of one process: its state, its slots, and the current step. Hooks call it; it never calls user code.
 
 States: ``idle`` (hooks installed) -> ``armed`` (a model was called: statistics are measured; directory and drain thread
-exist once :mod:`.recorder.rank_claim` finds that the process trains) -> ``off`` (a DataLoader worker, three internal
-errors, or closed). A forked child starts again at ``idle``.
+exist once :mod:`.recorder.rank_claim` finds that the process trains) -> ``off`` (closed, three internal errors, too
+little memory, or a process to leave out, such as a DataLoader worker). A forked child starts again at ``idle``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Recorder:
         self.warnings: list[str] = []
         #: Called in a forked child: hooks drop what they remember of the parent's run.
         self.when_forked: list[Callable[[], None]] = []
-        #: Called when recording begins in this process, and before its log is closed.
+        #: Called at the first model call, backward pass or step, in ranks left out also; and before the log is closed.
         self.when_armed: list[Callable[[], None]] = []
         self.when_closing: list[Callable[[], None]] = []
         self.when_turned_off: list[Callable[[], None]] = []  # each removes its hooks that are still installed in torch
@@ -96,7 +96,7 @@ class Recorder:
     # --- states ------------------------------------------------------------------------------------------------------
 
     def arm(self) -> bool:
-        """Go from idle to armed at the first module call. Return False if this process is not to be recorded."""
+        """Go from idle to armed at the first model call, backward pass or step. Return False if not to be recorded."""
         with self._lock:
             if self.state == "idle":
                 try:
@@ -160,7 +160,6 @@ class Recorder:
         self._paused_drain = self.drain if self.drain is not None and self.drain.pause() else None
 
     def after_fork_in_parent(self) -> None:
-        """Resume the drain thread."""
         if self._paused_drain is not None:
             self._paused_drain.resume()
 
@@ -188,7 +187,10 @@ class Recorder:
         attach.call_all(self.when_forked)
 
     def internal_error(self, error: Exception) -> None:
-        """Log and count a defect of ours. The third turns recording off; with ``--strict`` the first ends the run."""
+        """Log and count a defect of ours; the third turns recording off. Raises ``error`` with ``--strict``.
+
+        Also raises it if a signal handler of the user's did. An error in an object's own code only costs its rows.
+        """
         attach.let_through(error)
         if self.options.strict:
             raise error
@@ -232,7 +234,10 @@ class Recorder:
         launch: Callable[[Tensor, int], None] = kernels.stat,
         together: BatchedLaunch | None = None,
     ) -> Entry | None:
-        """Add ``x``'s statistics to its slot; ``restart`` clears the slot first, ``together`` may defer the read."""
+        """Add ``x``'s statistics to its slot; return None if ``x`` gets no row.
+
+        ``restart`` clears the slot first; ``together`` may defer the read.
+        """
         kinds = self.options.kinds
         dense = None if kinds and site.kind not in kinds else tensor_leaves.plain(x) if dense is None else dense
         if dense is None:
@@ -252,12 +257,11 @@ class Recorder:
         return entry
 
     def wants(self, place: Place) -> bool:
-        """Return whether ``--include`` and ``--exclude`` admit this module."""
         include, exclude = self.options.include, self.options.exclude
         return not (include or exclude) or attach.glob_allows(include, exclude, place.module)
 
     def next_call(self, place: Place, mode: str) -> int:
-        """Return how many calls of the module this micro-step has seen per mode; capped at ``MAX_CALLS - 1``."""
+        """Count a call; return how many came before in this module, micro-step and mode, at most ``MAX_CALLS - 1``."""
         key = (place.root, place.module, mode)
         count = self._calls.get(key, 0)
         self._calls[key] = min(count + 1, MAX_CALLS - 1)
@@ -270,7 +274,6 @@ class Recorder:
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def end_micro_step(self) -> None:
-        """Count a backward pass that has ended."""
         self.micro_step += 1
         self.current.micro_steps = self.micro_step
         if self.live:
@@ -313,7 +316,6 @@ class Recorder:
 
     @property
     def step(self) -> int:
-        """The number of the current optimizer-step attempt."""
         return self.current.step
 
     @property
@@ -322,7 +324,6 @@ class Recorder:
         return self.trace is not None and self.trace.running
 
     def _begin_step(self, step: int) -> None:
-        """Decide whether the step is sampled, and begin it."""
         self.current = StepFacts(step)
         self.micro_step = 0
         self._calls.clear()
@@ -382,7 +383,6 @@ class Recorder:
         return self.drain.evidence if self.drain is not None else deque()
 
     def warn(self, message: str) -> None:
-        """Log a warning and print it."""
         self.event("warning", data={"message": message})
         attach.say(message)
 

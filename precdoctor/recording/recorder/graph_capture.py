@@ -13,11 +13,7 @@ _SENTENCE = (
 
 
 class Capture:
-    """Reports whether a CUDA graph is being captured: hooks may then launch statistics, and nothing else.
-
-    Args:
-        warn: logs and prints a sentence.
-    """
+    """Reports whether a CUDA graph is being captured: hooks may then launch statistics, and nothing else."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
@@ -25,7 +21,7 @@ class Capture:
 
     @property
     def runs(self) -> bool:
-        """Whether a backward pass or an optimizer step is being captured. Warns the first time."""
+        """Whether a CUDA graph is being captured. Warns the first time: only backward and step hooks read this."""
         if not CUDA.get("_initialized", True) or not is_capturing():  # the flag answers without a call
             return False
         if not self._warned:

@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 def guarded(context: StepContext) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
-    """Wrap a hook body: it never raises into the user's program, and its time is charged to the recorder.
+    """Wrap a hook body: a defect in it never reaches the user's program, and its time is charged to the recorder.
 
     No ``__torch_function__`` of the user's runs in the body. Time that it waits for a device is charged separately, as
     ``wait_ns``: the device works for the user meanwhile. In a thread that is not recorded the body does not run, and

@@ -2,8 +2,8 @@
 
 A process becomes a rank at its first optimizer-step attempt, a step made by hand, or an incident. Until then its
 statistics wait in their slots and its events in a list. A process that ends before its first step claims a directory
-only if there is something to explain: a backward pass ran, or a forward pass in training raised or made a non-finite
-value. Every other process leaves only lines in ``attach.jsonl``. With ``--inference`` the first forward pass is enough.
+only if there is something to explain: a backward pass ran, or a forward pass in training raised or made a NaN or +Inf.
+Every other process leaves only lines in ``attach.jsonl``. With ``--inference`` the first forward pass is enough.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from precdoctor.recording.recorder import Recorder
     from precdoctor.recording.slots.slot_table import Entry
 
-#: Model calls measured before the first sign of training: a process that only serves a model is then left alone.
+#: Calls without gradients are measured up to this many model calls: then a process that only serves a model is left
+#: alone.
 MAX_CALLS_BEFORE = 64
 #: Most events that wait for the directory; one step has dozens.
 _MAX_WAITING = 4096
@@ -50,12 +51,11 @@ class Claim:
 
     @property
     def is_rank(self) -> bool:
-        """Whether this process is a rank and has a directory."""
         return self._recorder.drain is not None
 
     @property
     def may_train(self) -> bool:
-        """Whether forward passes are still measured: the process trains, or has made few model calls so far."""
+        """Whether calls without gradients are still measured: the process trains, or has made few calls so far."""
         return self.is_rank or self._has_backward or self._calls <= MAX_CALLS_BEFORE
 
     def hold_event(self, event: dict[str, Any]) -> None:
@@ -64,19 +64,14 @@ class Claim:
             self._waiting_events.append(event)
 
     def forward_begins(self, *, gradients: bool) -> None:
-        """Note that a top-level module is called.
-
-        Args:
-            gradients: whether autograd records the call. If not, and the process has never trained, only the first
-                ``MAX_CALLS_BEFORE`` calls are measured.
-        """
+        """Note that a top-level module is called; ``gradients``: whether autograd records the call."""
         if self.is_rank or self._has_backward:
             return
         self._calls += 1
         self._recorder.live = self._recorder.current.sampled and (gradients or self.may_train)
 
     def model_begins(self, root: Root) -> None:
-        """In an inference run, begin a step as a top-level module is called, if it has parameters of its own."""
+        """In an inference run, begin a step as a top-level module is called, if it has any parameters."""
         if not root.parametric:
             return
         recorder = self._recorder
@@ -113,7 +108,7 @@ class Claim:
 
     @property
     def has_trained(self) -> bool:
-        """Whether the first training step has begun; always False in an inference run."""
+        """Whether the first training step has begun; False while model calls are the steps."""
         recorder = self._recorder
         in_step = recorder.micro_step or recorder.in_backward or recorder.current.optimizer
         begun = in_step or recorder.step != recorder.options.first_step
@@ -161,8 +156,7 @@ class Claim:
     def at_end(self, *, stopped: bool) -> None:
         """As the process ends, claim a directory if there is something to explain and no step has made one.
 
-        Args:
-            stopped: whether the recorder ended the run on request.
+        ``stopped``: whether the recorder itself ended the run.
         """
         if self.forwards_are_steps and self._recorder.current.complete:
             self._recorder.end_step()  # the last model call has returned, so its step is complete
@@ -175,10 +169,7 @@ class Claim:
         """Return whether the run ends inside a step; an evaluation after the last step does not begin one.
 
         Some scripts evaluate in training mode, with gradients. Such a forward pass belongs to a step only if an
-        exception or a NaN may have prevented its backward pass.
-
-        Args:
-            stopped: whether the recorder ended the run on request.
+        exception, a NaN or +Inf may have prevented its backward pass. ``stopped``: as for :meth:`at_end`.
         """
         recorder = self._recorder
         facts, first = recorder.current, recorder.step == recorder.options.first_step

@@ -3,12 +3,13 @@
 With one optimizer a step is sampled if and only if ``step % N == 0``. With several (a GAN) the attempts of each
 optimizer are counted separately: ``step % 2`` would always hit the discriminator. The optimizer of the coming step is
 predicted: steps come in patterns, so it is the optimizer that stepped last time after the same history. A history
-without a successor, as in each trial of a search, predicts the last optimizer again; then at most N steps pass without
-a sample.
+without a successor, as in each trial of a search, predicts the last optimizer again; then a sample follows at most N
+steps after the last.
 
-Under a budget N stays 1 for the first steps, so that smoke runs are recorded whole, and then moves among the powers of
+Under a budget the first steps are all sampled, so that smoke runs are recorded whole. Then N moves among the powers of
 two: at once up to the smallest N whose cost is within the budget, and down by one power if half of the budget would be
-enough. Whatever N is, two runs of a script share the steps whose numbers are multiples of both.
+enough. N doubles while the log cannot be written as fast as rows are made. Whatever N is, two runs of a script share
+the steps whose numbers are multiples of both.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class Sampler:
         """Note that a step has ended.
 
         Args:
-            optimizer: its name; "" if the step has none.
+            optimizer: its name; the root's in an inference run; "" if the step has neither.
             sampled: whether the step was sampled.
             step_ns: duration of the step, recording included.
             cost_ns: host time of recording.
@@ -160,8 +161,7 @@ class Sampler:
             behind: rows are made faster than they can be written.
 
         Returns:
-            The data of a ``sampling`` event: ``reason``, ``from``, ``to``, and under a budget ``overhead``, the
-            expected cost; None if N stays.
+            The data of a ``sampling`` event; None if N stays. ``overhead`` is the expected cost at the new N.
         """
         self._calm = 0 if behind else self._calm + 1
         if behind:

@@ -38,12 +38,12 @@ class StepContext(Protocol):
 
     Attributes:
         state: ``idle``, ``armed`` or ``off``.
-        live: the current step is sampled, and statistics are measured.
+        live: statistics are measured: the current step is sampled.
         current: the steps row being built.
         local: thread-local; ``stack`` holds the module calls in progress.
         on_the_clock: whether a hook body is running and charged with its time.
         warnings: sentences to log as soon as there is a log.
-        when_armed, when_step_begins, when_forked, when_closing, when_turned_off: called at that event, in list order.
+        when_armed and the like: see :class:`~precdoctor.recording.recorder.Recorder`.
     """
 
     options: RecordOptions
@@ -87,7 +87,7 @@ class StepContext(Protocol):
         """Log an event of the current step."""
 
     def internal_error(self, error: Exception) -> None:
-        """Log a defect of the recorder; the third turns recording off."""
+        """Log a defect of the recorder; the third turns recording off. Raises it with ``--strict``."""
 
     def off_the_clock(self) -> AbstractContextManager[None]:
         """Charge the time inside neither to the step nor to the recorder."""

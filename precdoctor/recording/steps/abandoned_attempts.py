@@ -4,8 +4,8 @@ Hand-written loss scaling does this, and loops that check the norm before they s
 and that gradients are discarded does not prove it: gradient surgery, SAM and saliency maps discard finite ones all the
 time, and half of a GAN gets gradients that it never uses. So a step is ended only if nothing else can be the reason:
 the process has one optimizer, which has never discarded finite gradients, and its gradients are not finite while its
-weights are. The step ends as the next forward pass begins; another backward pass through the same graph is gradient
-surgery.
+weights are. Gradients that a scaler unscaled need no such proof: a script unscales only for a step. The step ends as
+the next forward pass begins; another backward pass through the same graph is gradient surgery.
 
 Loops that call ``zero_grad`` just before ``backward`` discard after that forward pass, whose rows belong to the next
 step. If every backward pass so far began with fresh gradients, the loop is such a loop: the step is ended before it.
@@ -127,7 +127,7 @@ class AbandonedAttempts:
             self._is_ambiguous = True
 
     def forward_begins(self) -> None:
-        """Before a root module is called with gradients on, end the step if its attempt was given up."""
+        """As a root module is called, with gradients on, end the step if the script gave its attempt up."""
         if not torch.is_grad_enabled():
             return
         if self.attempt_open:
@@ -139,7 +139,7 @@ class AbandonedAttempts:
         self._went_forward = True
 
     def run_ends(self) -> None:
-        """At the end of the run, end the last step if it was given up, like earlier ones."""
+        """At the end of the run, end the last step if its gradients were discarded, or would be as in earlier steps."""
         self._end_discarded()
         if self._has_left_out:
             self._end_if_fresh()
@@ -169,7 +169,6 @@ class AbandonedAttempts:
                 self._end(optimizer, found)
 
     def _end(self, optimizer: torch.optim.Optimizer, found: Found | None) -> None:
-        """End the attempt of an optimizer as one that the script gave up."""
         self._has_left_out = True
         self._leave_out(optimizer, found)
 
@@ -181,13 +180,11 @@ class AbandonedAttempts:
         self._zeroed = False
 
     def backward_ended(self) -> None:
-        """Note that an outermost backward pass has ended."""
         self._went_forward = False
         if self.attempt_open:
             self.backward_in_attempt()
 
     def attempt_ended(self) -> None:
-        """Forget what belongs to the attempt that has just ended."""
         self._discarded, self.attempt_open = None, False
         self.thrown_losses.clear()
 
@@ -235,7 +232,7 @@ class AbandonedAttempts:
         return True
 
     def is_trained(self, parameter: Tensor) -> bool:
-        """Return whether an optimizer that has stepped or called ``zero_grad`` has this parameter."""
+        """Return whether the first optimizer met has this parameter."""
         optimizer = self._first_optimizer()
         return optimizer is not None and any(p is parameter for p in parameters_of(optimizer))
 
@@ -246,11 +243,10 @@ class AbandonedAttempts:
         return self._optimizer() if self._optimizer is not None else None
 
     def _look(self, parameters: list[Tensor]) -> Found | None:
-        """Return norm and amax of the gradients; None if there are none, or they must not be read.
+        """Return norm and amax of the gradients; None if there are none, or they prove nothing or must not be read.
 
-        Reading them waits for the device, as the guard does. So they are not read with ``--on-nonfinite observe``, nor
-        while a graph is captured, nor with several ranks: gradients that are not reduced yet may differ, and step
-        counts with them.
+        On a device reading waits, so it is skipped with ``--on-nonfinite observe`` and while a graph is captured. With
+        several ranks it is always skipped: gradients not reduced yet may differ, and step counts with them.
         """
         if self._is_ambiguous or attach.has_other_ranks():
             return None

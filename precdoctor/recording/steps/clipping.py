@@ -26,7 +26,7 @@ def install(
     covered: Callable[[list[Tensor]], bool],
     stays: Callable[[list[Tensor]], None],
 ) -> None:
-    """Call ``note`` with limit and parameters before each clip, and ``stays`` after it if they were ``covered``."""
+    """Call ``note`` with limit and parameters before each clip; after it ``stays``, if ``covered`` returned True."""
     calls = (guarded(context)(note), guarded(context)(covered), guarded(context)(stays))
     for name in _FUNCTIONS:
         wrapped = _noting(getattr(torch.nn.utils, name), *calls)
@@ -40,8 +40,6 @@ def _noting(
     covered: Callable[..., bool | None],
     stays: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """Wrap a clipping function."""
-
     @functools.wraps(original)
     def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():

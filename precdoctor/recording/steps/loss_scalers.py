@@ -21,7 +21,7 @@ from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.slots.deferred import defer, read
 from precdoctor.recording.steps.missing_zero_grad import KeptGradients
 
-#: Called with scaler and optimizer if the script skips: the scaler is updated, but the optimizer made no step.
+#: Called with scaler and optimizer if the script skips the step after ``unscale_``.
 LeftOutHook = Callable[[torch.amp.GradScaler, torch.optim.Optimizer], None]
 BeginHook = Callable[[torch.amp.GradScaler, torch.optim.Optimizer], None]
 StepHook = Callable[[torch.optim.Optimizer], None]
@@ -30,10 +30,7 @@ Known = Callable[[int], "torch.optim.Optimizer | None"]
 
 
 class Scalers:
-    """Patches ``torch.amp.GradScaler`` and, if loaded, FSDP's ``ShardedGradScaler``.
-
-    The latter overrides ``scale``, ``unscale_`` and ``update``.
-    """
+    """Patches ``torch.amp.GradScaler`` and, if loaded, FSDP's ``ShardedGradScaler``, which overrides some methods."""
 
     def __init__(
         self,
@@ -69,10 +66,7 @@ class Scalers:
             setattr(kind, name, wrap(getattr(kind, name)))
 
     def still_scaled(self, parameters: Iterable[Tensor]) -> bool | None:
-        """Return whether one of these parameters' gradients still carries a loss scale; None without a scaler.
-
-        With several optimizers, each optimizer that has one of the parameters must have been unscaled.
-        """
+        """Return whether one of these parameters' gradients still carries a loss scale; None if no scaler is in use."""
         if not (in_use := self.in_use.keys()):
             return None
         stages = {
@@ -164,7 +158,6 @@ class Scalers:
         return update
 
     def _step_begins(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
-        """Begin an attempt, unless the process is not recorded."""
         recorder = self._recorder
         if (recorder.state == "idle" and not recorder.arm()) or recorder.capture.runs:
             return
@@ -183,7 +176,6 @@ class Scalers:
         facts.growth_tracker = defer(static.attribute(scaler, "_growth_tracker"), by_drain=True)
 
     def _step_ended(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
-        """End the attempt."""
         if self._recorder.state != "armed" or self._recorder.capture.runs:
             return
         self._note_found(scaler, optimizer)
@@ -191,7 +183,7 @@ class Scalers:
         self._end(optimizer)
 
     def _note_found(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
-        """Put the number of found Infs into the step's facts, unread. Return False if no gradient was checked."""
+        """Put ``found_inf``, summed over devices, unread into the step's facts. Return False if nothing was checked."""
         state = dict.get(static.attribute(scaler, "_per_optimizer_states", {}), id(optimizer), {})
         found = list(state.get("found_inf_per_device", {}).values())
         if found:
@@ -219,19 +211,19 @@ class Scalers:
         return known is not None and known[1]() is optimizer
 
     def has_updated(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether its scaler was updated since, after finite gradients: they are kept or will be discarded."""
+        """Return whether the scaler was updated since that ``unscale_``, having found only finite gradients."""
         return self.has_unscaled(optimizer) and id(optimizer) in self._updated
 
     def leaves_out(self, optimizer: torch.optim.Optimizer) -> bool:
-        """End the attempt whose gradients are being discarded. Return False if no scaler has unscaled them."""
+        """End the attempt whose gradients are being discarded. Return False if no scaler has unscaled any."""
         scaler = self.unscaled[id(optimizer)][0]() if self.has_unscaled(optimizer) else None
         return scaler is not None and self._leave_out(scaler, optimizer)
 
     def _end_left_out(self, scaler: torch.amp.GradScaler) -> None:
         """As ``update`` is called, end the attempts with non-finite gradients that no optimizer stepped with.
 
-        Finite gradients may be kept: loops that update the scaler after every micro-batch add to them. If the script
-        discards them, that ends the attempt.
+        Finite gradients may be kept: loops that update the scaler after every micro-batch add to them. Their attempt
+        ends if the script discards them.
         """
         for used, known in list(self.unscaled.values()):
             optimizer = known()
@@ -246,8 +238,8 @@ class Scalers:
     def _was_finite(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
         """Return whether the scaler found only finite gradients; True if unknown.
 
-        Waits for the device. With ``--on-nonfinite observe`` it does not, and returns True: the attempt then ends when
-        the gradients are discarded.
+        May wait for the device. With ``--on-nonfinite observe`` it never waits but returns True: the attempt then ends
+        when the gradients are discarded.
         """
         if not self._note_found(scaler, optimizer):
             return True
@@ -261,7 +253,7 @@ class Scalers:
         """End an attempt that the script left out. Return False if its optimizer had no gradients."""
         if not self._note_found(scaler, optimizer):
             if self._recorder.current.found_inf is None:
-                return False  # the optimizer had no gradients
+                return False
         else:
             self._note_scale(scaler)
         self._patch_sharded()

@@ -3,7 +3,7 @@
 Nothing announces a missing ``zero_grad``. So one gradient of each optimizer is watched by identity and version counter:
 as a backward pass begins, is it still as the last pass or step left it? The check costs a comparison, and notices
 whoever zeroes, drops or replaces the gradient. A GAN's discriminator gets the generator's gradients on top but zeroes
-them, so it is not reported. Before a step only clipping may write to the gradient.
+them, so it is not reported. If anything but clipping writes to the gradient before a step, the step does not count.
 
 Writes through ``.data`` change no version counter. So before anything is reported, a few small gradients are copied
 after a step and compared as the next backward pass begins, and all gradients are checked by identity and version.
@@ -27,7 +27,7 @@ from precdoctor.recording.slots.deferred import Deferred, defer, is_capturing, r
 
 #: Most losses remembered between two steps of a scaler.
 _MAX_GIVEN = 64
-#: Steps in a row with kept gradients before they are reported.
+#: Steps in a row with kept gradients before they are confirmed by a comparison and reported.
 ENOUGH: Final = 8
 #: Number of gradients that are copied for the comparison, smallest first, and their most elements in all.
 _COPIED: Final = 8
@@ -56,7 +56,6 @@ class ScaledLosses:
             self._given += [weakref.ref(x) for _, x in tensor_leaves.tensors(losses)]
 
     def backward_begins(self, roots: list[Any]) -> None:
-        """Count a backward pass from ``roots``."""
         if not self._given:
             self._passes += 1
             return
@@ -65,7 +64,7 @@ class ScaledLosses:
         self._unscaled += bool(roots) and all(any(root is x for x in given) for root in roots)
 
     def stepped(self) -> None:
-        """At the end of a scaler's ``step``, whether or not it skipped, count the step and report the first bad one."""
+        """At the end of a scaler's ``step``, skipped or not, count it; report the first with unscaled losses only."""
         if not self._passes:
             return  # a step of another optimizer after the same passes
         unscaled = self._unscaled == self._passes
@@ -79,7 +78,6 @@ class ScaledLosses:
             self._report()
 
     def run_ends(self) -> None:
-        """Report the final count."""
         if self._steps > 1:
             self._report()
 
@@ -219,8 +217,8 @@ class KeptGradients:
         Args:
             optimizer: of the attempt.
             name: its name in the log.
-            plain: the optimizer has stepped, without a closure, outside of backward passes, and without a loss scaler,
-                which would have divided the kept gradients by its scale.
+            plain: the optimizer has stepped alone, without a closure, outside of backward passes, and without a loss
+                scaler, which would have divided the kept gradients by its scale.
         """
         watch = self._watches.get(id(optimizer))
         if watch is None or watch.optimizer() is not optimizer:
@@ -262,7 +260,6 @@ class KeptGradients:
         return grad
 
     def _known(self, optimizer: torch.optim.Optimizer) -> _Watch | None:
-        """Return the watch of an optimizer, if it has one."""
         watch = self._watches.get(id(optimizer))
         return watch if watch is not None and watch.optimizer() is optimizer else None
 
@@ -300,7 +297,7 @@ class KeptGradients:
     def _tell_if_sure(self, watch: _Watch, *, ended: bool = False) -> None:
         """Report kept gradients if the comparison confirms them.
 
-        Reading its result waits for the device, once; with ``--on-nonfinite observe`` only when the series has ended.
+        Reading the comparison's result waits for the device; with ``--on-nonfinite observe`` only if ``ended``.
         """
         if watch.reported or watch.copies_match is None:
             return
@@ -322,7 +319,6 @@ class KeptGradients:
         watch.copies = []
 
     def _report(self, watch: _Watch) -> None:
-        """Log the event of kept gradients."""
         data = {
             "message": f"the gradients of {watch.name} have not been zeroed since step {watch.since}",
             "what": "kept-gradients",
@@ -343,7 +339,6 @@ class KeptGradients:
         self._context.event("warning", data=data, **where)
 
     def _run_ends(self) -> None:
-        """Report what is left at the end of the run."""
         self.losses.run_ends()
         for watch in self._watches.values():
             self._end_series(watch)
@@ -353,7 +348,6 @@ class KeptGradients:
     # --- repeated unscaling ------------------------------------------------------------------------------------------
 
     def unscaled(self, optimizer: torch.optim.Optimizer) -> None:
-        """Count an ``unscale_`` call for this optimizer."""
         watch = self._known(optimizer)
         if watch is None:
             name = type(optimizer).__name__  # it gets a number at its first attempt
@@ -379,7 +373,6 @@ class KeptGradients:
             self._report_unscaled(watch)
 
     def _report_unscaled(self, watch: _Watch) -> None:
-        """Log the event of repeated unscaling."""
         data = {
             "message": f"{watch.name} steps with gradients that were unscaled {watch.most_unscaled} times",
             "what": "unscaled-again",

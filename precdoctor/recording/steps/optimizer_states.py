@@ -24,7 +24,8 @@ from precdoctor.recording.slots.batched_launch import BatchedLaunch
 #: Returns, of a tensor with a parameter's shape, the part that is recorded under one name.
 Part = Callable[[Tensor], Tensor]
 _HALF = (torch.float16, torch.bfloat16)
-#: Least number of steps between two recordings of an optimizer's state; a power of two, so that two runs share steps.
+#: State is recorded on sampled steps that this divides, and on any sampled step this many steps after the last one. A
+#: power of two, so that two runs share steps.
 STATE_EVERY = 8
 
 
@@ -142,7 +143,7 @@ class Masters:
 
         Args:
             optimizer: about to step.
-            is_known: returns whether it is known already which weight a parameter is a copy of.
+            is_known: returns whether the weight that a parameter is a copy of is known already.
         """
         parameters = parameters_of(optimizer)
         known = self._searched.get(id(optimizer))

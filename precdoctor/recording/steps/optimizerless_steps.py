@@ -35,7 +35,7 @@ class _Before(NamedTuple):
 
 
 class OptimizerlessSteps:
-    """Watches one parameter between a backward pass and the next forward pass.
+    """Watches one parameter between a backward pass and the next forward pass; see the module docstring.
 
     Attributes:
         reached: parameters whose gradients have arrived in this backward pass.
@@ -55,7 +55,7 @@ class OptimizerlessSteps:
         self._watched_copy: Tensor | None = None
         #: Values of small parameters as their gradients arrived in this backward pass, by ``id``.
         self._values_at_arrival: dict[int, Tensor] = {}
-        #: Gradient of the watched parameter then, if an optimizer may be about to make its first step; else None.
+        #: Gradient of the watched parameter as the pass ended; None once a step was made by hand, and on a device.
         self._watched_gradient: Tensor | None = None
         #: Whether a step was made by hand; before that no weights are copied: the first step may be an optimizer's.
         self._by_hand = False
@@ -71,7 +71,7 @@ class OptimizerlessSteps:
         self.has_optimizer = False
 
     def gradient_arrived(self, parameter: Tensor) -> None:
-        """Note that a parameter's gradient has arrived, with its values if it may be the watched parameter."""
+        """Note that a parameter's gradient has arrived; copy the parameter if it may be the one to watch."""
         self.reached.append(parameter)
         smallest = self._smallest() if self._smallest is not None else None
         again = self._watched is not None and self._watched() is parameter
@@ -86,7 +86,7 @@ class OptimizerlessSteps:
                     self._values_at_arrival[id(parameter)] = values.detach().clone()
 
     def _watch(self) -> None:
-        """Watch the smallest parameter that got a gradient; the others may never be updated."""
+        """Watch the smallest parameter that got a gradient; one without may never be updated."""
         watched = self._watched() if self._watched is not None and self._watched_has_gradient else None
         smallest = self._smallest() if self._smallest is not None else None
         if smallest is not None and (watched is None or smallest.numel() < watched.numel()):
@@ -147,7 +147,6 @@ class OptimizerlessSteps:
                     yield parameter, *found
 
     def _copy_both(self, parameter: Tensor, gradient: Tensor) -> None:
-        """Copy a weight and its gradient."""
         with kernels.apart_from_user_modes():
             weight, dense = tensor_leaves.plain(parameter), tensor_leaves.plain(gradient.detach())
             if weight is not None and dense is not None and weight.shape == dense.shape:
@@ -171,18 +170,18 @@ class OptimizerlessSteps:
                 self._recorder.measure(site, parameter, now.detach(), launch=launch, together=together)
 
     def forward_begins(self) -> None:
-        """As a root module is called, end the step if the weights were updated."""
+        """As a root module is called, end the step if it was abandoned or the weights were updated."""
         self._abandoned.forward_begins()
         if not self.has_optimizer:
             self.end_step_if_updated()
 
     def end_open_step(self) -> None:
-        """At the end of the run, end the step if the weights were updated."""
+        """At the end of the run, end the step if it was abandoned or the weights were updated."""
         self._abandoned.run_ends()
         self.end_step_if_updated()
 
     def end_step_if_updated(self) -> None:
-        """End the step if the watched parameter has changed since its gradient arrived."""
+        """End the step if the watched parameter has changed or was replaced, or if its gradient is gone."""
         if self.has_optimizer or self._watched is None or not self._recorder.micro_step:
             return
         parameter = self._watched()

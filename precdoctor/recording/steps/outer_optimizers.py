@@ -40,7 +40,7 @@ End = Callable[[torch.optim.Optimizer | None, bool | None, Deferred], None]
 
 
 class OuterOptimizers:
-    """Replaces ``step`` of these classes, if imported when training begins or before a later sampled step.
+    """Replaces ``step`` of :data:`_CLASSES`, if imported when recording begins or before a later sampled step.
 
     Attributes:
         runs: whether a step of one of these classes is running.
@@ -55,7 +55,6 @@ class OuterOptimizers:
         recorder.when_forked.append(self._forget)
 
     def install(self) -> None:
-        """Look for the classes when recording begins."""
         self._recorder.when_armed.append(guarded(self._recorder)(self.look))
 
     def _forget(self) -> None:
@@ -74,7 +73,6 @@ class OuterOptimizers:
                     kind.step = self._stepping(original)  # type: ignore[attr-defined]
 
     def _stepping(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap ``step``."""
         recorder = self._recorder
 
         @functools.wraps(original)
@@ -101,7 +99,7 @@ class OuterOptimizers:
 
     def _ends(self, outer: Any, result: Any, *, returned: bool) -> None:
         """Report the result of a step that has returned or raised."""
-        overflow = static.attribute(outer, "overflow") if returned else None  # may be the last step's
+        overflow = static.attribute(outer, "overflow") if returned else None  # else it may be an earlier step's
         norm = static.attribute(outer, "_global_grad_norm")
         if type(result) is tuple and len(result) == 3:  # Megatron: whether it stepped, the norm, number of zeros
             overflow, norm = result[0] is False, result[1]

@@ -2,7 +2,7 @@
 optimizer state. A NaN in one of them may show in the loss many steps later, or never.
 
 Small buffers are checked in every step in which they were written to, in one read; large ones on sampled steps.
-Optimizer state is checked on sampled steps, and after a gradient whose square leaves the range of the state.
+Optimizer state is checked on some sampled steps, and after a gradient whose square may leave the range of the state.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FLOAT16_ROOT = math.sqrt(torch.finfo(torch.float16).max)
 
 @dataclass(frozen=True)
 class Poisoned:
-    """A tensor that was finite when last read and is not any more."""
+    """A tensor that has become non-finite."""
 
     root: str
     module: str
@@ -77,11 +77,7 @@ class BufferWatch:
         self._version_without_buffers: int | None = None
 
     def launch(self) -> tuple[Deferred, list[tuple[nn.Module, str, Tensor]]]:
-        """Start to read the buffers written to since the last call, without waiting.
-
-        Returns:
-            Their amax, and the buffers with owner and name.
-        """
+        """Start to read the buffers written to since the last call. Return their amax, and owner, name and buffer."""
         if self._version_without_buffers == self._context.names.version:
             return None, []
         changed = list(self._buffers_to_read())

@@ -17,7 +17,7 @@ from precdoctor.recording.kernels.list_layout import Layout
 from precdoctor.recording.model import tensor_leaves
 from precdoctor.recording.slots.deferred import Deferred, defer, deferred, read
 
-#: Elements; reading them takes two microseconds.
+#: Most elements of a tensor that :func:`_joined` copies: reading it takes two microseconds, less than a call.
 _SMALL = 16 * 1024
 _BASE: Any = torch._C.TensorBase
 _GRADIENT, _CDATA, _VERSION = _BASE.grad.__get__, _BASE._cdata.__get__, _BASE._version.__get__

@@ -44,8 +44,8 @@ class Attempt:
         self.reached = False
         #: Whether the step was given a closure, which makes the gradients inside the step.
         self.closure = False
-        #: How often the closure was called; whether weights changed before one of its calls; their version counters at
-        #: the last; how many backward passes have been judged.
+        #: How often the closure was called; whether weights changed before one of its calls; the sum of their version
+        #: counters at the last call; the micro-step up to which gradients have been judged.
         self.evaluations, self.has_moved, self.weight_versions, self.judged_passes = 0, False, 0, 0
         #: Whether the guard skips this step, and the gradients that it has taken from the parameters.
         self.skipped = False
@@ -94,7 +94,7 @@ class Streak:
         return self.let_through and self.skips == SUSPICIOUS_SKIPS
 
     def is_stuck(self, scaler: torch.amp.GradScaler) -> bool:
-        """Return whether the scaler keeps skipping without effect. Waits for the device to read the scale."""
+        """Return whether the scaler keeps skipping in vain, or its scale is at the floor; waits for the device."""
         if self.let_through and self.skips >= MAX_SKIPS:
             return True
         scale = static.attribute(scaler, "_scale")

@@ -71,7 +71,6 @@ def _number(x: Any) -> Any:
 
 
 def _adamw(before: Tensor, grad: Tensor, state: State, group: Group) -> Adam | None:
-    """Return the update of AdamW."""
     return _adam(before, grad, state, {**group, "decoupled_weight_decay": True})
 
 
