@@ -44,7 +44,7 @@ def _stop_at_backward(tensors: Any, grad_tensors: Any = None, *_args: Any, **_kw
     raise _BackwardReachedError(loss, given)
 
 
-#: Patches for the replay of a train step: functions with effects beyond its variables, up to its backward pass.
+#: Patches for the replay of a train step: ``backward`` ends it, ``zero_grad`` does nothing.
 _PATCHES: tuple[tuple[Any, str, Any], ...] = (
     (torch.autograd, "backward", _stop_at_backward),
     (torch.optim.Optimizer, "zero_grad", lambda *_args, **_kwargs: None),
@@ -89,7 +89,7 @@ class CompiledFunction(nn.Module):
         return torch.ones_like(loss).detach() if self.gradient is None else self.gradient.detach()
 
     def take(self, function: Any, values: Mapping[str, Any]) -> None:
-        """Stand for this function until :meth:`release`; modules and parameters among ``values`` become its own."""
+        """Stand for a function until :meth:`release`; adopt modules and parameters in its instance and ``values``."""
         self._function = function
         owner = function.__self__ if type(function) is types.MethodType else None
         attributes = static.own(owner) if not issubclass(type(owner), nn.Module) else {}
@@ -132,7 +132,7 @@ def reads_of(function: Any) -> dict[str, Any]:
 
 
 def trains(function: types.FunctionType) -> bool:
-    """Return whether a function is a train step whose code does all that must not run twice after ``backward``."""
+    """Return whether a function is a train step that may run again up to ``backward``, as far as names in it show."""
     found = False
     for each in _called_by(function):
         for code in _codes(each.__code__):
