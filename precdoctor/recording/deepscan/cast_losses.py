@@ -74,11 +74,11 @@ class Casts:
 
     @staticmethod
     def wraps(name: str, whole: Sequence[Tensor]) -> bool:
-        """Return whether the result of an op of this name may have wrapped round."""
+        """Return whether an op of this name makes narrow integers that may have wrapped round."""
         return bool(whole) and whole[0].dtype in _NARROW and name in (*_WRAPS, "_to_copy")
 
     def _watch_wrapped(self, call: Call) -> None:
-        """Watch a result of integer arithmetic, or of a cast to integers, of which elements wrapped round."""
+        """Watch a result of integer arithmetic, or of a cast to integers, if enough of its elements wrapped round."""
         result, source = call.whole[0], call.args[0] if call.args else None
         if result.layout is not torch.strided or result.is_meta or not 1 < result.numel() <= _MAX_INTEGERS:
             return

@@ -1,6 +1,7 @@
 """Follows an overflow or a total underflow in FP64 until it does damage that no longer shows, or proves harmless.
 
-An op that makes an infinity, or mostly zeros, where FP64 would not, leaves its FP64 values as a shadow of the result.
+An op that makes an infinity, or zeros in a quarter of its elements, where FP64 would not, leaves its FP64 values as a
+shadow of the result.
 Each op that reads the result is run again in FP64 on the shadow. If both results agree (a mask, a ``where`` guard, a
 saturating function, a larger epsilon), nothing is lost and the trail ends. If the run's result is finite, but off by
 more than half of the FP64 value, the damage is done and no longer visible: a fact is noted.
@@ -88,7 +89,6 @@ class Trails:
             self._lose(trail)
 
     def _lose(self, trail: _Trail) -> None:
-        """Give a trail up."""
         if not trail.over:
             trail.over = True
             self.lost += 1
