@@ -85,8 +85,6 @@ class Guard:
         """Judge loss and gradients, examine what is wrong; return whether the optimizer must not change the weights.
 
         Args:
-            optimizer: about to step.
-            scaler: that calls it.
             look: at this step's gradients, if they were read already.
 
         Raises:
@@ -196,7 +194,7 @@ class Guard:
             self._stop(f"--on-nonfinite stop, at step {step}")
 
     def found_bad(self, step: int) -> bool:
-        """Return whether loss or gradients of ``step`` are an incident; what a loss scaler skips is none."""
+        """Return whether loss, gradients or weights of ``step`` are an incident; what a loss scaler skips is none."""
         return self._last_bad == step
 
     def _skips_traced_step(self, optimizer: torch.optim.Optimizer, *, scaled: bool) -> bool:
