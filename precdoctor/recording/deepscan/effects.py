@@ -293,7 +293,6 @@ def _shares(seen: Tensor, right: Tensor, dtype: torch.dtype) -> tuple[float, flo
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Sum over the last dimension."""
     return x.sum(-1) if x.dim() else x
 
 

@@ -132,7 +132,6 @@ class Audit:
             self._stalls += [Stall(key, event, data) for data in found if data is not None]
 
     def _note_factor(self, key: int, factor: float, event: Event) -> None:
-        """Record that a state was multiplied by a number."""
         product, most, by = self._factors.get(key, (1.0, 1.0, event))
         if key in self._factors or len(self._factors) < _MAX_CHAINS:
             self._factors[key] = product * factor, max(most, factor), event if factor > most else by

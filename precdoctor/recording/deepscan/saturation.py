@@ -25,7 +25,7 @@ from precdoctor.recording.model import static
 
 #: Backward ops of functions that are flat beyond a bound.
 _FLAT = names("sigmoid_backward tanh_backward hardtanh_backward hardsigmoid_backward gelu_backward silu_backward")
-#: The largest slopes of functions that gates use and may start near the bound of; the share of it that counts as zero.
+#: The largest slope of functions that gates use, often near their bound; the share of it that counts as zero.
 _SLOPES, _NO_SLOPE = {"sigmoid_backward": 0.25, "tanh_backward": 1.0}, 2.0**-14
 #: Autograd nodes of clamps between numbers, whose backward pass is a ``where``. Clamps between tensors are left out:
 #: reading the tensors that they saved may run the script's hooks.

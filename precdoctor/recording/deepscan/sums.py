@@ -339,7 +339,6 @@ def _seen(total: Tensor, *, within: bool) -> Tensor | None:
 
 
 def _multiplications(call: Call) -> int:
-    """Return the number of multiplications of a matrix product."""
     factors = [x for x in call.operands if x.dim() >= 2][-2:]
     return factors[0].numel() * factors[1].shape[-1] if len(factors) == 2 else 0
 

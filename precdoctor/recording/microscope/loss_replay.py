@@ -249,7 +249,6 @@ def _run(node: LossNode, made: dict[int, Any], saved: dict[int, Tensor]) -> tupl
 
 
 def _fits(node: LossNode, value: Any) -> bool:
-    """Return whether a value has the node's shape and dtype."""
     same = isinstance(value, Tensor) and tuple(value.shape) == node.shape
     return same and (node.dtype is None or value.dtype == node.dtype)
 

@@ -174,7 +174,7 @@ class CompiledCalls:
         )
 
     def _on_module(self, module: nn.Module, args: tuple[Any, ...]) -> Callable[[], None]:
-        """Run the hooks of a module compiled in place; return a callback that runs those after its forward."""
+        """Run the hooks before a module compiled in place, if not ``instrumented``; return what runs those after it."""
         if self._instrumented:
             return _nothing
         self._before(module, args)

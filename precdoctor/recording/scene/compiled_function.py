@@ -173,12 +173,10 @@ def _called_by(function: types.FunctionType) -> Iterator[types.FunctionType]:
 
 
 def _names_in(code: types.CodeType) -> set[str]:
-    """Return the names that code and its nested code use."""
     return {name for each in _codes(code) for name in each.co_names}
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield code and its nested code."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
