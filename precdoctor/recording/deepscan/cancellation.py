@@ -1,4 +1,4 @@
-"""Detects cancellation: differences of numbers rounded earlier, of which little more than that rounding is left.
+"""Detects cancellation: differences of rounded numbers that consist of little more than rounding errors.
 
 Data and what is made of it (by casts, concatenation, running sums, arithmetic without a gradient) is followed in FP64
 from before its first rounding on, by storage.
@@ -163,7 +163,7 @@ class Differences:
         return self._coarsest(call) == torch.float32 and any(source.expands for source in self._known_sources(call))
 
     def _coarsest(self, call: Call) -> torch.dtype:
-        """Return the coarsest format among that of the result and those that the operands went through."""
+        """Return the coarsest of the formats that the result and its operands went through."""
         known = (source.dtype for source in self._known_sources(call))
         return max((call.results[0].dtype, *known), key=lambda dtype: torch.finfo(dtype).eps)
 

@@ -266,7 +266,7 @@ def _range(x: Tensor) -> _Range:
 
 
 def _channels_gone(x: Tensor, y: Tensor) -> float:
-    """Return the share of channels of which a cast destroys half the energy; in the worst dimension."""
+    """Return the share of channels that lose half their energy in a cast; in the worst dimension."""
     shares = [0.0]
     for dim in {1} if x.dim() == 4 else {0, x.dim() - 1} if x.dim() > 1 else ():
         others = [d for d in range(x.dim()) if d != dim]

@@ -143,7 +143,7 @@ class Effects:
 
         Args:
             event: from :meth:`Findings.event_of`, about the op that made the tensor wrong.
-            weight: of the fact among those of one place.
+            weight: ranks the facts of one place.
             x: the tensor of the run.
             right: its right values, in FP64.
 

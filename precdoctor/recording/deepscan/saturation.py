@@ -47,7 +47,7 @@ _MAX_NORMALISED = 256
 _NOTED, _CHANNELS, _LEAST = 0.5, 0.25, 8
 #: Least number of elements of a channel: through a single one either everything passes or nothing.
 _PER_CHANNEL = 8
-#: A softmax is noted up to this ratio of (1 - sum of squares) in the median row to that of equal probabilities.
+#: A softmax is noted up to this median over rows of (1 - sum of squares), relative to equal probabilities.
 _OPEN = 1.0 / 16
 #: Scores below this are masks.
 _MASKED = -9e3

@@ -96,7 +96,7 @@ class Trails:
     # --- begin -------------------------------------------------------------------------------------------------------
 
     def _begin(self, call: Call) -> None:
-        """Begin a trail if an op has made infinities or zeros that FP64 does not make of the same operands."""
+        """Begin a trail if an op has made non-finite values or zeros that FP64 does not make of the same operands."""
         several = len(call.func._schema.returns) > 1  # further results only serve the op's own backward pass
         results, aside = call.results[:1] if several else call.results, call.phase == "optimizer"
         if aside and results[0].dtype == torch.float32:
@@ -196,7 +196,7 @@ class Trails:
 
 
 def _unguarded(call: Call, trail: _Trail) -> Call:
-    """Return the op with its guard against zero lowered from the run's least number to that of FP64.
+    """Return the op with its guard against zero lowered from the least number of the run's format to FP64's.
 
     ``x.clamp(min=torch.finfo(x.dtype).tiny)`` means "not zero" in any format; in a wider one it would bound less.
     """

@@ -71,7 +71,7 @@ class Guard:
         return self._context.options.on_nonfinite
 
     def halt_if_asked(self) -> None:
-        """Stop the run, before anything of a step attempt, if ``--halt-on`` has asked for it.
+        """Stop the run before a step attempt changes anything, if ``--halt-on`` has asked for it.
 
         Raises:
             SystemExit: to stop the run; the log is closed.
@@ -164,6 +164,8 @@ class Guard:
 
     def after_backward(self, weights: Sequence[Tensor], *, loss_bad: bool, whole: bool) -> None:
         """Judge a backward pass of a script that updates its weights by hand, where no step is announced.
+
+        Gradients are only judged if all weights are on the CPU.
 
         Args:
             weights: plain tensors that have gradients now; empty if modules hold the weights.

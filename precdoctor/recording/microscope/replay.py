@@ -42,7 +42,7 @@ class Replay:
     #: Bad buffers that it wrote to, in the form of ``bad_outputs``.
     bad_buffers: list[tuple[str, int, Source]] = field(default_factory=list)
     micro_step: int = 0
-    #: Number of outputs that could be compared with those of the run; number of these that are bitwise equal.
+    #: Number of outputs that could be compared with those of the run, and of these that are equal (:func:`same_bits`).
     compared: int = 0
     equal: int = 0
     #: Names of outputs that are bad in the run and finite in the replay.

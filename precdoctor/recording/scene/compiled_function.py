@@ -147,7 +147,7 @@ def runs_again(function: types.FunctionType, *, besides: frozenset[str] = frozen
     """Return whether running a function once more has no side effects, as far as names in its code show.
 
     Args:
-        besides: names that are allowed in its code all the same.
+        besides: forbidden names that it may use.
     """
     for each in _called_by(function):
         for code in _codes(each.__code__):

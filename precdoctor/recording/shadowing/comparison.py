@@ -32,8 +32,7 @@ class Compared:
     Attributes:
         formats: floating-point formats in which its ops compute.
         layers: in order of their first call; empty if nothing was reduced.
-        outputs, equal: number of root outputs still known from the run, and of those that the replay reproduces
-            bitwise.
+        outputs, equal: number of root outputs still known from the run, and of those that the replay reproduces.
         backward: ``compared``; ``none`` (no gradient reached its outputs, or nothing needs one); ``overflowed`` (left
             to the loss scaler or an incident).
         same_draws: whether random ops returned the same in the reference as in the reduced replay.
