@@ -35,7 +35,7 @@ class Applier:
         ]
 
     def install_before(self) -> None:
-        """Install what must precede the recorder's hooks, which are to see the training as changed."""
+        """Install what must precede the recorder's hooks, which must see the training as changed."""
         _install_flags(self._of("flag."), self._ledger, self._context)
         _install_scaler_changes(self._of("scaler."), self._ledger)
         for change in self._of("autocast."):
@@ -82,7 +82,6 @@ def _try_to_set(change: Change, ledger: Ledger) -> Value | None:
 
 
 def _set_flag(change: Change) -> Value:
-    """Set a flag; return its former value."""
     name = change.setting.removeprefix("flag.")
     if name == "float32_matmul_precision":
         before: Value = torch.get_float32_matmul_precision()
@@ -191,7 +190,7 @@ def _install_eps(change: Change, ledger: Ledger) -> None:
 
 
 def _is_meant(was: float, change: Change) -> bool:
-    """Return whether an optimizer is meant, by its eps: that of the diagnosis, if it is known."""
+    """Return whether an eps is the one that the diagnosis found; true of any if the diagnosis states none."""
     return not isinstance(change.before, (int, float)) or math.isclose(was, change.before, rel_tol=1e-6)
 
 
@@ -213,15 +212,15 @@ class MasterWeights:
         self._away: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def install_before(self) -> None:
-        """Register the pre-step hook; call this before the recorder's hooks are: they are to see FP32 weights."""
+        """Register the pre-step hook; call this before the recorder's, which must see FP32 weights."""
         register_optimizer_step_pre_hook(self._take_over)
 
     def install_after(self) -> None:
-        """Register the post-step hook; call this after the recorder's hooks are: they are still to see FP32 weights."""
+        """Register the post-step hook; call this after the recorder's, which must see FP32 weights."""
         register_optimizer_step_post_hook(self._give_back)
 
     def _take_over(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Replace the 16-bit weights of a stepping optimizer by their masters, and widen the gradients."""
+        """Replace the 16-bit weights that have gradients by their masters, and widen the gradients."""
         if self._away:
             return  # the step of an optimizer inside that of another one
         half = [p for g in optimizer.param_groups for p in g["params"] if p.dtype in _HALF and p.grad is not None]

@@ -22,8 +22,8 @@ _LARGEST = torch.finfo(torch.float32).max
 def cast(x: Tensor, how: NarrowCast) -> tuple[Tensor, Tensor]:
     """Return ``x`` with values as the format holds them, and the :data:`COUNTS`.
 
-    NaN and Inf stay as they are. Finite elements beyond the range become Inf in formats that have it, unless in blocks;
-    otherwise the format's maximum.
+    NaN and Inf stay as they are. Finite elements beyond the range become Inf, or the largest value at their scale if
+    the format has no Inf or has blocks.
 
     Args:
         x: floating point, any shape; cast from FP32.
@@ -59,7 +59,7 @@ def _scale(given: Tensor, how: NarrowCast) -> Tensor:
 
 
 def _rounded(x: Tensor, fmt: Format, *, saturate: bool) -> tuple[Tensor, Tensor]:
-    """Return FP32 numbers rounded to nearest even, and which of them lie beyond the format."""
+    """Return FP32 numbers rounded to nearest even, and a mask of those that then lie beyond the format."""
     if fmt.bits == 32:
         return x, torch.zeros_like(x, dtype=torch.bool)
     if fmt.bits == 16:
@@ -79,7 +79,7 @@ def _power_of_two(exponent: Tensor) -> Tensor:
 
 
 def _cast_blocks(given: Tensor, fmt: BlockFormat, rule: ScaleRule) -> tuple[Tensor, Tensor, Tensor]:
-    """Return values, which elements are clipped, and which are zero; blocks run along the last dimension."""
+    """Return the cast values, and masks of clipped and of zero elements; blocks run along the last dimension."""
     columns, width = (given.shape[-1] if given.dim() else 1), fmt.block[1]
     rows = given.numel() // max(columns, 1)
     matrix = torch.nn.functional.pad(given.reshape(rows, columns), (0, -columns % width))

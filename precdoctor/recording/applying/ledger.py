@@ -8,7 +8,7 @@ from precdoctor.recording.process import attach
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.runlog.changes import Change, Value
 
-#: Maximum number of modules and optimizers named per change: a loss module created anew each step would never end.
+#: Modules and optimizers named at most, per change on average: a loss module created anew each step would never end.
 _MAX_NOTED = 16
 
 

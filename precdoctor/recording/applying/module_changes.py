@@ -1,4 +1,4 @@
-"""Runs named modules in another format: autocast off (or in BF16), inputs cast, 16-bit weights widened.
+"""Runs named modules in another format: autocast off (or in BF16), inputs cast, 16-bit weights converted.
 
 Or casts their operands to narrow formats and back.
 """
@@ -48,7 +48,7 @@ class ModuleFormats:
         self._roots = {change.root for change in self._changes if not change.module}
 
     def install(self) -> None:
-        """Examine each module that is called for the first time; a model is known from its first call on."""
+        """Examine each module at its first call."""
         meet = guarded(self._context)(self._meet)
 
         def precdoctor_apply(module: nn.Module, _args: Any) -> None:
@@ -60,8 +60,9 @@ class ModuleFormats:
             self._meet_before_calls(precdoctor_apply)
 
     def _meet_before_calls(self, look: Callable[[nn.Module, Any], None]) -> None:
-        """Examine modules before calls until the roots to be changed are known: hooks come after ``forward`` was looked
-        up.
+        """Examine modules ahead of ``_call_impl``, which looks ``forward`` up before its hooks run.
+
+        Ends once all roots to be changed are known.
         """
         original: Callable[..., Any] = nn.Module._call_impl
 
@@ -118,7 +119,7 @@ class ModuleFormats:
             kind.forward = self._forward_of(kind.forward)
 
     def _casting(self, change: Change) -> Run | None:
-        """Return a function that runs a forward with its operands cast; the change counts as done once that runs."""
+        """Return a function that runs a forward with its operands cast; the change counts as done once it runs."""
         if is_distributed():
             self._ledger.refused(change, "casts are not applied under torch.distributed")
             return None
@@ -134,7 +135,9 @@ class ModuleFormats:
         return run
 
     def _converted(self, module: nn.Module, change: Change) -> Run | None:
-        """Convert a module to another dtype; return a function that runs its forward in that."""
+        """Convert a module whose 16-bit weights have another dtype than the change's; return a function that runs its
+        forward in that dtype. None: refused.
+        """
         dtype = torch.float32 if change.to == "float32" else torch.bfloat16
         narrow = [p for p in module.parameters() if p.dtype in _HALF and p.dtype is not dtype]
         if narrow and is_distributed():
@@ -172,8 +175,7 @@ def _called(run: Run, module: nn.Module, call: Callable[..., Any], *args: Any, *
 
 
 def run_in(dtype: torch.dtype, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Return ``call(*args, **kwargs)`` with floating-point tensors in ``dtype``, and autocast off or in BF16 like
-    these.
+    """Return ``call(*args, **kwargs)`` with floating-point tensors in ``dtype``. Autocast is off, or stays on in BF16.
 
     Under an enclosing autocast the result is FP32: autocast casts that where needed, but does not mix its 16-bit format
     with the other one. Otherwise the result gets the 16-bit format of the input back, in which later modules hold their

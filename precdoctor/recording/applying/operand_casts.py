@@ -19,7 +19,7 @@ from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.runlog.changes import Change
 
 _PLAIN = (Tensor, nn.Parameter)
-#: Maximum number of steps whose counts are kept.
+#: Maximum number of steps whose counts are kept, per operand.
 _MAX_STEPS = 1024
 
 
@@ -85,7 +85,8 @@ class OperandCasts:
     def _cast(self, role: str, name: str = "") -> Callable[[Tensor], Tensor]:
         """Return a function that casts one operand and adds to the counts of the current step.
 
-        Calls without gradients (evaluation) are not counted. A tensor that cannot be cast is returned as a plain copy.
+        Calls without gradients (evaluation) are only counted in steps that have counts already. A tensor that cannot be
+        cast is returned as a plain copy.
         """
         how, counted = self._casts[role], self._counts.setdefault((role, name), {})
         step, training = self._context.step, torch.is_grad_enabled()
@@ -108,7 +109,6 @@ class OperandCasts:
         return apply
 
     def _closing(self) -> None:
-        """Log the counts of all operands."""
         for (role, name), by_step in self._counts.items():
             how = self._casts[role]
             columns = torch.stack(list(by_step.values())).cpu().T.tolist() if by_step else [[] for _ in COUNTS]
@@ -122,7 +122,6 @@ class OperandCasts:
 
 
 def _apply(function: Any, x: Tensor, apply: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply an autograd function."""
     made: Tensor = function.apply(x, apply)
     return made
 

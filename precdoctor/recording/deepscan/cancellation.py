@@ -1,4 +1,4 @@
-"""Detects cancellation: differences of numbers rounded earlier, of which little more than that rounding is left.
+"""Detects cancellation: differences of rounded numbers that consist of little more than rounding errors.
 
 Data and what is made of it (by casts, concatenation, running sums, arithmetic without a gradient) is followed in FP64
 from before its first rounding on, by storage.
@@ -155,7 +155,7 @@ class Differences:
         return [source for source in found if source is not None and source.is_valid]
 
     def _only_expands(self, call: Call) -> bool:
-        """Return whether FP32 arithmetic on data alone has rounded the operands."""
+        """Return whether the result is FP32 and at most FP32 arithmetic on data has rounded the operands."""
         return call.results[0].dtype == torch.float32 and all(source.expands for source in self._known_sources(call))
 
     def _expanded(self, call: Call) -> bool:
@@ -163,7 +163,7 @@ class Differences:
         return self._coarsest(call) == torch.float32 and any(source.expands for source in self._known_sources(call))
 
     def _coarsest(self, call: Call) -> torch.dtype:
-        """Return the coarsest format among that of the result and those that the operands went through."""
+        """Return the coarsest of the formats that the result and its operands went through."""
         known = (source.dtype for source in self._known_sources(call))
         return max((call.results[0].dtype, *known), key=lambda dtype: torch.finfo(dtype).eps)
 
@@ -206,8 +206,8 @@ class Differences:
     def after(self, call: Call, is_older: Callable[[Tensor], bool]) -> None:
         """Judge an op of a forward pass, of loss code or of the script, and keep the numbers behind its result.
 
-        In loss code, casts of any numbers are judged. In a module both operands must be data or constants: casts of
-        tensors that no op of the window has made, or older than the window (``is_older``).
+        In a module both operands must be data or constants: rounded from numbers without a gradient or, if in half,
+        older than the window (``is_older``). In loss code rounded numbers may have gradients.
         """
         if not call.results:
             return
@@ -227,7 +227,7 @@ class Differences:
             self._last_calls.append((call, [_version(x) for x in call.operands]))
 
     def _note_coarse(self, call: Call) -> bool:
-        """Note differences of FP32 data above 2^24, rounded before any scan (Unix times), if most are an ulp or zero.
+        """Note differences of FP32 data above 2^24, rounded before any scan (Unix times), if most are at most an ulp.
 
         Each operand may be off by half an ulp, so they carry no information. Return whether a fact was noted.
         """

@@ -74,11 +74,11 @@ class Casts:
 
     @staticmethod
     def wraps(name: str, whole: Sequence[Tensor]) -> bool:
-        """Return whether the result of an op of this name may have wrapped round."""
+        """Return whether an op of this name makes narrow integers that may have wrapped round."""
         return bool(whole) and whole[0].dtype in _NARROW and name in (*_WRAPS, "_to_copy")
 
     def _watch_wrapped(self, call: Call) -> None:
-        """Watch a result of integer arithmetic, or of a cast to integers, of which elements wrapped round."""
+        """Watch a result of integer arithmetic, or of a cast to integers, if enough of its elements wrapped round."""
         result, source = call.whole[0], call.args[0] if call.args else None
         if result.layout is not torch.strided or result.is_meta or not 1 < result.numel() <= _MAX_INTEGERS:
             return
@@ -266,7 +266,7 @@ def _range(x: Tensor) -> _Range:
 
 
 def _channels_gone(x: Tensor, y: Tensor) -> float:
-    """Return the share of channels of which a cast destroys half the energy; in the worst dimension."""
+    """Return the share of channels that lose half their energy in a cast; in the worst dimension."""
     shares = [0.0]
     for dim in {1} if x.dim() == 4 else {0, x.dim() - 1} if x.dim() > 1 else ():
         others = [d for d in range(x.dim()) if d != dim]

@@ -142,12 +142,10 @@ class Effects:
         """Follow a wrong tensor; the fact about it is noted when the scan ends.
 
         Args:
-            kind: of the fact.
             event: from :meth:`Findings.event_of`, about the op that made the tensor wrong.
-            weight: of the fact among those of one place.
+            weight: ranks the facts of one place.
             x: the tensor of the run.
             right: its right values, in FP64.
-            data: measured values.
 
         Returns:
             The error; None if too many are followed already: the fact is then noted without an effect.
@@ -178,7 +176,7 @@ class Effects:
             self._settle_all(held)
 
     def after(self, call: Call) -> None:
-        """Follow the wrong tensors that an op has read: an op of a forward pass has run."""
+        """Follow the wrong tensors that an op has read."""
         given = [(x, *found) for x in call.operands if (found := self._shadows.get(x)) is not None]
         if not given or call.plain_name.startswith("new_") or call.plain_name in _SHAPES:
             return
@@ -276,7 +274,7 @@ class Effects:
 def _shares(seen: Tensor, right: Tensor, dtype: torch.dtype) -> tuple[float, float]:
     """Return how wrong a result is: |right - seen| relative to |right| (:func:`_share`), over elements that differ.
 
-    The second number leaves out elements that the result's format cannot hold as normal numbers.
+    The second number counts no error of elements that the result's format cannot hold as normal numbers.
 
     Args:
         seen: FP64 result on the run's values.
@@ -295,7 +293,6 @@ def _shares(seen: Tensor, right: Tensor, dtype: torch.dtype) -> tuple[float, flo
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Sum over the last dimension."""
     return x.sum(-1) if x.dim() else x
 
 

@@ -1,9 +1,9 @@
 """Detects constants that decide a result: an epsilon or a clamp bound larger than the numbers that it should protect.
 
-``rsqrt(var + eps)``, ``x / norm.clamp_min(eps)`` and ``log(p + eps)`` guard against zeros. If most guarded numbers are
-not zero but below the constant, the result is made of the constant. The op that reads it (a division, a logarithm) is
-run again in FP64 on the numbers without it, and the wrong result is followed to its effect. Ops that normalise have
-their epsilon inside; they are run again without it.
+``rsqrt(var + eps)``, ``x / norm.clamp_min(eps)`` and ``log(p + eps)`` guard against zeros. If a quarter of the non-zero
+numbers are below the constant, it decides their results. The op that reads them (a division, a logarithm) is run again
+in FP64 on the numbers without it, and the wrong result is followed to its effect. Ops that normalise have their epsilon
+inside; they are run again without it.
 """
 
 from __future__ import annotations
@@ -199,7 +199,6 @@ def _is_elementwise(call: Call) -> bool:
 
 
 def _place(call: Call) -> tuple[Any, ...]:
-    """Return an op's name and line."""
     line = call.where.line
     return (call.op, line.shown, line.number) if line is not None else (call.op, None, None)
 

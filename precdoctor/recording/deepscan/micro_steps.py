@@ -20,12 +20,7 @@ _CLEARS = frozenset(("zero_", "_foreach_zero_", "fill_"))
 
 
 class MicroSteps:
-    """Watches the gradients of a step's first micro-step.
-
-    Args:
-        findings: receives the fact.
-        targets: the models' weights.
-    """
+    """Watches the gradients of a step's first micro-step."""
 
     def __init__(self, findings: Findings, targets: Targets) -> None:
         self._findings, self._targets = findings, targets
@@ -45,7 +40,7 @@ class MicroSteps:
                 self._made[key] = StorageWeakRef(x.untyped_storage())
 
     def note_use(self, name: str, args: Any, kwargs: Any) -> None:
-        """Stop watching if an op outside the backward pass copies, sums or measures a gradient: it is used then."""
+        """Stop watching if an op outside the backward pass reads a gradient and does not clear it: it is used then."""
         if name in _CLEARS:
             return
         for x in tensors_in((args, kwargs)):

@@ -97,9 +97,7 @@ class Audit:
     # --- states ------------------------------------------------------------------------------------------------------
 
     def before(self, name: str, args: Any, kwargs: Any) -> list[Tensor | None]:
-        """Return samples of the tensors that an in-place op is about to write to, in the order of its list; None: no
-        state.
-        """
+        """Return samples of the tensors that an in-place op is about to write to, in order; None if not followed."""
         items, known = [target for target, _, _ in _items(name, args, kwargs)], _plain(name) in _UPDATES
         for x in items:
             if not known or x.dtype not in FLOATS:  # it may write to a state's bits: stochastic rounding
@@ -134,7 +132,6 @@ class Audit:
             self._stalls += [Stall(key, event, data) for data in found if data is not None]
 
     def _note_factor(self, key: int, factor: float, event: Event) -> None:
-        """Record that a state was multiplied by a number."""
         product, most, by = self._factors.get(key, (1.0, 1.0, event))
         if key in self._factors or len(self._factors) < _MAX_CHAINS:
             self._factors[key] = product * factor, max(most, factor), event if factor > most else by
@@ -204,7 +201,7 @@ class Audit:
         return found
 
     def _value(self, x: Tensor, like: Tensor) -> Tensor:
-        """Return the FP64 sample of an operand, computed from the states that it comes from."""
+        """Return the FP64 sample of an operand, exact if it was computed from states."""
         key = storage_key(x)
         chain = self._chains.get(key) if key is not None else None
         if chain is not None and x.shape == like.shape and not chain.storage.expired():
@@ -354,7 +351,7 @@ def _sample(x: Tensor) -> Tensor:
 
 
 def _stall_of(was: Tensor, now: Tensor, exact: Tensor) -> dict[str, Any] | None:
-    """Return how many of the elements that should change in FP64 have kept their bits; None if none should change."""
+    """Return how many of the elements that should change in FP64 have kept their bits; None if none should."""
     old = was.double()
     if exact.shape != old.shape or was.dtype not in FLOATS:
         return None

@@ -59,10 +59,6 @@ class _Region:
 class OpMode(WindowMode):
     """Lists ops while it is entered.
 
-    Args:
-        targets: names the memory of weights.
-        redact: whether to leave source text out.
-
     Attributes:
         table: the rows so far.
         compiled: number of calls of compiled code.
@@ -98,7 +94,6 @@ class OpMode(WindowMode):
     def _add_op(
         self, func: Any, args: Any, kwargs: Any, begun: tuple[int, list[Read]], sequence: int, result: Any
     ) -> None:
-        """Add the rows of an op that has run."""
         phase = self.phase()
         results = [*tensors_in(result)]
         results += [x for x in written_by(func, args, kwargs) if not any(x is r for r in results)]

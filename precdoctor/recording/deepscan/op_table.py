@@ -30,7 +30,7 @@ _BITS = {8: torch.float64, 4: torch.float32, 2: torch.float16, 1: torch.float8_e
 
 
 class Print(NamedTuple):
-    """The measured columns of one tensor; for integers all but the fingerprint are None."""
+    """The measured columns of one tensor; None: sizes without a finite element, all but the fingerprint of integers."""
 
     fingerprint: int | None
     nan: int | None = None
@@ -43,7 +43,7 @@ class Print(NamedTuple):
 
 
 def print_of(x: Tensor) -> Print:
-    """Return the columns of a tensor; waits for its device. All are None if it has no dense memory of its own."""
+    """Return the columns of a tensor; waits for its device. All are None if its memory cannot be read."""
     dense = tensor_leaves.plain(x)
     if dense is None:
         return Print(_fingerprint_of_bits(x))
@@ -105,7 +105,7 @@ _MAX_LIST: Final = 16
 Operand = tuple[str | None, Tensor]
 
 
-#: The columns of an operand, measured before the op ran.
+#: The columns of one operand or result.
 Read = dict[str, Any]
 
 

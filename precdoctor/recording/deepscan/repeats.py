@@ -23,11 +23,7 @@ _POINTS: Final = 16
 
 
 class Repeats:
-    """Series of the results' amax, by op, line and micro-step.
-
-    Args:
-        findings: receives facts ``repeated``: ``calls``, and up to 16 values of the series in ``amax``.
-    """
+    """Series of the results' amax, by op, line and micro-step."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings

@@ -26,7 +26,7 @@ from precdoctor.recording.model import static
 
 #: Backward ops of functions that are flat beyond a bound.
 _FLAT = names("sigmoid_backward tanh_backward hardtanh_backward hardsigmoid_backward gelu_backward silu_backward")
-#: The largest slopes of functions that gates use and may start near the bound of; the share of it that counts as zero.
+#: The largest slope of functions that gates use, often near their bound; the share of it that counts as zero.
 _SLOPES, _NO_SLOPE = {"sigmoid_backward": 0.25, "tanh_backward": 1.0}, 2.0**-14
 #: Autograd nodes of clamps between numbers, whose backward pass is a ``where``. Clamps between tensors are left out:
 #: reading the tensors that they saved may run the script's hooks.
@@ -48,7 +48,7 @@ _MAX_NORMALISED = 256
 _NOTED, _CHANNELS, _LEAST = 0.5, 0.25, 8
 #: Least number of elements of a channel: through a single one either everything passes or nothing.
 _PER_CHANNEL = 8
-#: A softmax is noted up to this ratio of (1 - sum of squares) in the median row to that of equal probabilities.
+#: A softmax is noted up to this median over rows of (1 - sum of squares), relative to equal probabilities.
 _OPEN = 1.0 / 16
 #: Scores below this are masks.
 _MASKED = -9e3

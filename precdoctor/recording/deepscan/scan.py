@@ -37,7 +37,7 @@ class DeepScan:
         self._coverage: frozenset[Any] = frozenset()
         self._number = 0
         self._cost_ns = 0
-        #: Whether another scan is owed because the gradients of the last scanned step trained nothing; the step before.
+        #: Whether another scan is owed because the gradients of the last scanned step trained nothing; the latest step.
         self._owed = False
         self._before: StepFacts | None = None
 

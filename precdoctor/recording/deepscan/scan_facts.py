@@ -29,12 +29,7 @@ class Findings:
         self._facts: dict[tuple[Any, ...], tuple[float, Event]] = {}
 
     def add(self, kind: str, call: Call, weight: float, **data: Any) -> None:
-        """Note a fact; for each kind and place only the one with the largest ``weight`` is kept.
-
-        Args:
-            call: the op that the fact is about.
-            data: measured values.
-        """
+        """Note a fact about an op; for each kind and place only the one with the largest ``weight`` is kept."""
         self.add_event(kind, self.event_of(call), weight, **data)
 
     def add_event(self, kind: str, event: Event, weight: float, **data: Any) -> None:
@@ -83,13 +78,7 @@ class Coverage:
         self._entries: dict[tuple[Any, ...], list[Any]] = {}
 
     def note(self, call: Call, inputs: str, outputs: str, counts: Counts | None) -> None:
-        """Count one op.
-
-        Args:
-            inputs: dtypes of its floating-point operands.
-            outputs: dtypes of its results.
-            counts: counts of its first result.
-        """
+        """Count one op by the dtypes of its floating-point operands and results; ``counts`` are of its first result."""
         line = call.where.line
         key = (call.where.root, call.where.module, call.phase, call.op, inputs, outputs, line)
         entry = self._entries.get(key)

@@ -173,10 +173,10 @@ class ScanMode(WindowMode):
         return result
 
     def _before_aside(self, func: Any, args: Any, kwargs: Any) -> dict[int, Tensor] | None:
-        """Before an op of script or optimizer: sample states it writes to; copy, by ``id``, its target if it is a sum
-        or guard.
+        """Before an op of script or optimizer: sample the states that it writes to.
 
-        None: the op is not to be examined.
+        Returns:
+            A copy of its target, by ``id``, if it is a sum or a guard in place; None if it is not to be examined.
         """
         self._samples_before = []
         if func.namespace != "aten" or is_out_variant(func) or func.is_view:

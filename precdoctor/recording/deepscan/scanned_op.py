@@ -81,7 +81,7 @@ class Call:
         phase: of the step, as :meth:`WindowMode.phase` returns it.
         swapped: copies of operands from before an in-place op, by ``id``.
         results: its floating-point results, including tensors written in place.
-        limit: maximum number of elements in its operands for it to be run again.
+        limit: it is not run again if its operands have more elements together.
     """
 
     func: Any

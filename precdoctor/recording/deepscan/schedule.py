@@ -65,16 +65,11 @@ class Schedule:
         self._confirming = 0
 
     def make_up(self) -> None:
-        """Have the next step scanned: gradients are finite by now, and none were in the scans before."""
+        """Have the next step scanned, twice at most: gradients are finite by now, and were not in the last scan."""
         self._makes_up = not self.off and self._made_up < _FREE
 
     def found(self, step: int, places: Collection[Hashable]) -> None:
-        """Record the facts of a finished scan; facts found for the first time are to be confirmed by another scan.
-
-        Args:
-            step: the scanned step.
-            places: kinds and places of the facts it has found.
-        """
+        """Record kinds and places of a scan's facts; a new one is to be confirmed by another scan."""
         self._facts.update(places)
         new = any(self._facts[place] == 1 for place in places)
         if new and self._confirming < _MAX_CONFIRMING:
@@ -116,7 +111,6 @@ class Schedule:
         """Return whether to scan the coming step; a step it returns True for counts as scanned.
 
         Args:
-            step: its number.
             spent_ns: cost of the scans so far.
             elapsed_ns: time since the recording began.
         """

@@ -97,7 +97,6 @@ class Sums:
         self._scaled: static.ByIdentity[Tensor, tuple[weakref.ref[Tensor], Tensor]] = static.ByIdentity()
 
     def after(self, call: Call) -> None:
-        """Examine any op."""
         if not call.results or call.results[0].dtype not in FLOATS:
             return
         if call.results[0].dtype in HALF:
@@ -268,7 +267,7 @@ class Sums:
         self._keep(result, again[0], *self._kind(call, given, again[0], difference))
 
     def _new_moment(self, call: Call, result: Tensor) -> None:
-        """Keep the FP64 value of a mean or a sum."""
+        """Keep the FP64 value of a mean or a sum, if it has several elements of two terms or more."""
         terms = call.operands[0] if call.operands else None
         if terms is None or result.numel() < 2 or 2 * result.numel() > terms.numel():
             return
@@ -279,9 +278,7 @@ class Sums:
     def _kind(
         self, call: Call, given: dict[int, _Moment], value: Tensor, difference: _Moment | None
     ) -> tuple[str, Event | None, Tensor | None]:
-        """Return the kind of a tensor computed from moments; of a difference also its op and the bits each element
-        lost.
-        """
+        """Return the kind of a tensor made of moments; of a difference also its op and each element's lost bits."""
         kinds = {m.kind for m in given.values()}
         if call.plain_name in _SQUARES and kinds == {"mean"}:
             return "product", None, None
@@ -342,7 +339,6 @@ def _seen(total: Tensor, *, within: bool) -> Tensor | None:
 
 
 def _multiplications(call: Call) -> int:
-    """Return the number of multiplications of a matrix product."""
     factors = [x for x in call.operands if x.dim() >= 2][-2:]
     return factors[0].numel() * factors[1].shape[-1] if len(factors) == 2 else 0
 
@@ -350,7 +346,7 @@ def _multiplications(call: Call) -> int:
 def _relative_error(seen: Tensor, exact: Tensor) -> float | None:
     """Return the relative L2 error beyond the rounding of the result's format, over elements that are finite in both.
 
-    None if the exact values are all zero.
+    None if the exact values of these are all zero.
     """
     exact = _rounded(exact, seen)
     seen = seen.detach().double()

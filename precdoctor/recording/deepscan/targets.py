@@ -20,7 +20,6 @@ class Targets:
     """Weights and gradients of the known models, and optimizer states, by storage; read once, at the first question.
 
     Args:
-        names: of the models.
         optimizers: those that have stepped in the window.
         threads: while other threads use models nothing is read: autograd may be writing to their gradients.
     """
@@ -37,15 +36,14 @@ class Targets:
     def of(self, key: int) -> dict[str, Any]:
         """Return ``target`` (weight, average, gradient, state) and, if known, ``name`` and ``owner`` of the parameter.
 
-        ``owner`` is root and module; for an optimizer state, ``state`` is the optimizer's name of it. Unknown memory:
-        ``state``.
+        ``owner`` is root and module; ``state`` is the optimizer's name of a state. Unknown memory counts as a state.
         """
         if self._by_storage is None:
             self._by_storage = self._read()
         return self._by_storage.get(key, {"target": "state"})
 
     def zero_gradients(self) -> list[str]:
-        """Return the names of trained weights that have a gradient, but one that is exactly zero."""
+        """Return the names of trained weights whose gradient is exactly zero."""
         return [name for _, _, name, _, grad in self._trained() if not bool(grad.any())]
 
     def gradients(self, most: int) -> list[tuple[str, str, Tensor, Tensor]]:

@@ -1,6 +1,7 @@
 """Follows an overflow or a total underflow in FP64 until it does damage that no longer shows, or proves harmless.
 
-An op that makes an infinity, or mostly zeros, where FP64 would not, leaves its FP64 values as a shadow of the result.
+An op that makes an infinity, or zeros in a quarter of its elements, where FP64 would not, leaves its FP64 values as a
+shadow of the result.
 Each op that reads the result is run again in FP64 on the shadow. If both results agree (a mask, a ``where`` guard, a
 saturating function, a larger epsilon), nothing is lost and the trail ends. If the run's result is finite, but off by
 more than half of the FP64 value, the damage is done and no longer visible: a fact is noted.
@@ -88,7 +89,6 @@ class Trails:
             self._lose(trail)
 
     def _lose(self, trail: _Trail) -> None:
-        """Give a trail up."""
         if not trail.over:
             trail.over = True
             self.lost += 1
@@ -96,7 +96,7 @@ class Trails:
     # --- begin -------------------------------------------------------------------------------------------------------
 
     def _begin(self, call: Call) -> None:
-        """Begin a trail if an op has made infinities or zeros that FP64 does not make of the same operands."""
+        """Begin a trail if an op has made non-finite values or zeros that FP64 does not make of the same operands."""
         several = len(call.func._schema.returns) > 1  # further results only serve the op's own backward pass
         results, aside = call.results[:1] if several else call.results, call.phase == "optimizer"
         if aside and results[0].dtype == torch.float32:
@@ -196,7 +196,7 @@ class Trails:
 
 
 def _unguarded(call: Call, trail: _Trail) -> Call:
-    """Return the op with its guard against zero lowered from the run's least number to that of FP64.
+    """Return the op with its guard against zero lowered from the least number of the run's format to FP64's.
 
     ``x.clamp(min=torch.finfo(x.dtype).tiny)`` means "not zero" in any format; in a wider one it would bound less.
     """

@@ -50,7 +50,7 @@ class Watcher(Protocol):
         """Return the mode to open on the coming step; None for none."""
 
     def refused(self, root: str, why: str) -> None:
-        """Called if its mode must not be opened beside this top-level module."""
+        """Called if its mode must not be opened, or not beside the top-level module ``root``."""
 
     def ended(self, mode: WindowMode) -> None:
         """Called when the step of its mode is over."""
@@ -60,11 +60,7 @@ class Watcher(Protocol):
 
 
 class StepWindow:
-    """The window of a process; at most one mode is open in it.
-
-    Args:
-        watchers: asked for a mode in this order.
-    """
+    """The window of a process; at most one mode is open in it. Watchers are asked for a mode in their order."""
 
     def __init__(self, context: StepContext, watchers: Sequence[Watcher]) -> None:
         self._context, self._watchers = context, watchers
@@ -99,7 +95,7 @@ class StepWindow:
         context.when_step_begins.append(begins)
 
     def _optimizer_steps(self, optimizer: torch.optim.Optimizer) -> None:
-        """Pass on to the mode that an optimizer is about to step."""
+        """Report to the mode that an optimizer is about to step."""
         if self._mode is not None:
             self._mode.steps_in_backward = in_backward()
             self._mode.optimizer_steps(optimizer)
@@ -214,7 +210,7 @@ class StepWindow:
         return why is None
 
     def _refuse(self, module: nn.Module | None, why: str) -> None:
-        """Give the mode up and tell its watcher why."""
+        """Give the mode up and pass the reason to its watcher."""
         watcher, self._mode, self._watcher = self._watcher, None, None
         if watcher is not None:
             place = self._context.names.find(unwrap(module)) if module is not None else None

@@ -23,7 +23,7 @@ class WindowMode(Retiring):
 
     Attributes:
         modules: root and FQN of the modules whose forward runs, outermost first.
-        stage: script, loss or optimizer: which code runs outside of modules and backward passes.
+        stage: which code runs outside of modules and backward passes: script, loss or optimizer.
         steps_in_backward: whether optimizers step inside the backward pass, as soon as a gradient is there.
         resting: whether ops are not examined for now.
         most_micro_steps: maximum number of micro-steps per step that are examined; None: all of them.
@@ -70,7 +70,7 @@ class WindowMode(Retiring):
         """Called as an optimizer is about to step."""
 
     def guarded(self, look: Callable[[], Any]) -> Any:
-        """Return what ``look`` returns; None if it fails, or if nothing may be read now."""
+        """Return what ``look`` returns; None if it fails, failed before, or a CUDA graph is captured."""
         began = self.clock()
         try:
             if self.failure is None and not is_capturing():
@@ -112,7 +112,6 @@ class WindowMode(Retiring):
         """Return the place of the op that has just run; in the backward pass that of its forward op, if known.
 
         Args:
-            phase: from :meth:`phase`.
             sequence: the number that the next autograd node was to get before the op ran.
         """
         root, module = self.modules[-1] if self.modules else ("", "")

@@ -49,7 +49,6 @@ def op_events(done: Examination, number: str) -> list[dict[str, Any]]:
 
 
 def _op_event(record: OpRecord, done: Examination, number: str) -> dict[str, Any]:
-    """Return the ``op`` row of one record."""
     assert done.found is not None
     call = done.found.call
     data = {

@@ -71,7 +71,7 @@ class Guard:
         return self._context.options.on_nonfinite
 
     def halt_if_asked(self) -> None:
-        """Stop the run, before anything of a step attempt, if ``--halt-on`` has asked for it.
+        """Stop the run before a step attempt changes anything, if ``--halt-on`` has asked for it.
 
         Raises:
             SystemExit: to stop the run; the log is closed.
@@ -85,8 +85,6 @@ class Guard:
         """Judge loss and gradients, examine what is wrong; return whether the optimizer must not change the weights.
 
         Args:
-            optimizer: about to step.
-            scaler: that calls it.
             look: at this step's gradients, if they were read already.
 
         Raises:
@@ -167,6 +165,8 @@ class Guard:
     def after_backward(self, weights: Sequence[Tensor], *, loss_bad: bool, whole: bool) -> None:
         """Judge a backward pass of a script that updates its weights by hand, where no step is announced.
 
+        Gradients are only judged if all weights are on the CPU.
+
         Args:
             weights: plain tensors that have gradients now; empty if modules hold the weights.
             loss_bad: whether the loss is known to be non-finite.
@@ -196,7 +196,7 @@ class Guard:
             self._stop(f"--on-nonfinite stop, at step {step}")
 
     def found_bad(self, step: int) -> bool:
-        """Return whether loss or gradients of ``step`` are an incident; what a loss scaler skips is none."""
+        """Return whether loss, gradients or weights of ``step`` are an incident; what a loss scaler skips is none."""
         return self._last_bad == step
 
     def _skips_traced_step(self, optimizer: torch.optim.Optimizer, *, scaled: bool) -> bool:

@@ -20,7 +20,6 @@ class LastGradients:
     """Holds the amax of a step's last gradients until the next step.
 
     Args:
-        context: logs the incident.
         tell: marks a step as bad and returns the incident's number.
     """
 

@@ -59,9 +59,9 @@ class LiveTrace:
     # --- the step ----------------------------------------------------------------------------------------------------
 
     def begin_early(self) -> None:
-        """Begin before any model was called, as soon as torch is imported: the first step's data may be made by then.
+        """Begin as soon as torch is imported: the first step's data may be made before any model is called.
 
-        Not in a process that unpickles its work: it loads data for another one.
+        Not in a process that unpickles its work, such as a data loader's worker.
         """
         if not self._context.options.inference and not getattr(current_process(), "_inheriting", False):
             self.begin_if_due()
@@ -75,7 +75,7 @@ class LiveTrace:
             retire(tracer)
 
     def begin_if_due(self) -> None:
-        """Begin to trace if a step within the range begins, or its first root call."""
+        """Begin to trace if the step is within the range and is not traced yet."""
         due = not self.over and self._first <= self._context.step < self._last
         # A call of a model in an inference run is over before the inference mode that it runs in.
         wait = in_backward() if self._context.options.inference else will_come_back()
@@ -121,7 +121,7 @@ class LiveTrace:
             return bool(badness(x.detach()))
 
     def _note_known(self, tracer: Tracer) -> None:
-        """Tell the tracer which tensors are weights and buffers."""
+        """Note which tensors are weights and buffers."""
         names = self._context.names
         for root in list(names.roots.values()):
             module = root.module()
@@ -174,9 +174,7 @@ class LiveTrace:
     # --- bad values --------------------------------------------------------------------------------------------------
 
     def look_at(self, kind: str, tensors: Iterable[tuple[str, Tensor | None]]) -> None:
-        """Note bad tensors: loss (as ``backward`` begins), gradients (as the optimizer gets them) or weights (after
-        it).
-        """
+        """Note the bad tensors of a ``kind`` (loss, gradients, weights), unless some were noted in this step."""
         tracer = self._tracer
         if tracer is None:
             return

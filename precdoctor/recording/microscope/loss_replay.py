@@ -51,12 +51,12 @@ def replay_loss(
     before: RootCall | None = None,
     values: bool = True,
 ) -> Replay:
-    """Replay the loss code and, if asked for, its backward pass.
+    """Replay loss code.
 
     Args:
         backward: whether to replay the backward pass, from the gradient that the run gave to ``backward``.
         wanted: ops whose full facts are wanted, by their index in an earlier replay of the same graph.
-        before: the root call of which the code made an argument, if it is code between two top-level modules.
+        before: for code between two top-level modules: the root call whose argument it made.
         values: whether facts may hold single values.
     """
     nodes = sorted(_nodes(graph.top), key=lambda n: n.sequence)
@@ -249,7 +249,6 @@ def _run(node: LossNode, made: dict[int, Any], saved: dict[int, Tensor]) -> tupl
 
 
 def _fits(node: LossNode, value: Any) -> bool:
-    """Return whether a value has the node's shape and dtype."""
     same = isinstance(value, Tensor) and tuple(value.shape) == node.shape
     return same and (node.dtype is None or value.dtype == node.dtype)
 

@@ -48,7 +48,7 @@ _FACTORS = frozenset(
 
 
 class _Sandbox(Tracer):
-    """A tracer that refuses ops that write to memory from before the trace."""
+    """A tracer that refuses writes to memory from before the trace, other than :attr:`allowed`."""
 
     allowed: frozenset[int] = frozenset()
 

@@ -26,8 +26,9 @@ from precdoctor.recording.scene.step_snapshot import RootCall
 
 @dataclass
 class Replay:
-    """The outcome of a replay of one root call or, if ``call`` is None, of the loss code."""
+    """The outcome of a replay of a root call or of other code, or of a live trace."""
 
+    #: The root call, or the one whose argument the replayed code made; None for loss code, optimizers, live traces.
     call: RootCall | None
     tracer: Tracer
     #: Bad output leaves: name, kinds of bad values, and the ops that wrote them.
@@ -41,7 +42,7 @@ class Replay:
     #: Bad buffers that it wrote to, in the form of ``bad_outputs``.
     bad_buffers: list[tuple[str, int, Source]] = field(default_factory=list)
     micro_step: int = 0
-    #: Number of outputs that could be compared with those of the run; number of these that are bitwise equal.
+    #: Number of outputs that could be compared with those of the run, and of these that are equal (:func:`same_bits`).
     compared: int = 0
     equal: int = 0
     #: Names of outputs that are bad in the run and finite in the replay.
@@ -133,7 +134,7 @@ def _run(
 def _weight_before(call: RootCall, name: str, weight: Tensor) -> Tensor:
     """Return a parameter, which the forward pass writes to, as it was before the call.
 
-    Unknown at the module's first call: then its current values, with non-finite ones set to 0.
+    Its current values if no copy was kept; at the module's first call with non-finite ones set to 0.
     """
     if name in call.before:
         return call.before[name].requires_grad_(weight.requires_grad)
@@ -144,7 +145,7 @@ def _weight_before(call: RootCall, name: str, weight: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def with_first_attributes(call: RootCall, modules: list[nn.Module]) -> Iterator[None]:
-    """Give modules the attributes (such as ``ready``) that the first call found, if that one wrote to parameters."""
+    """Give modules the attributes (such as ``ready``) that a first call found, if it wrote to parameters."""
     if call.first is None:
         yield
         return
@@ -185,7 +186,7 @@ def is_dense(x: Tensor) -> bool:
 
 
 def _note_arguments(tracer: Tracer, call: RootCall, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
-    """Tell the tracer which copies are arguments and which are the batch."""
+    """Note which copies are arguments computed by other code, and which are the batch."""
     given: dict[Any, Any] = {**dict(enumerate(arguments[0])), **arguments[1]}
     for (name, _, _), (_, x) in zip(call.versions, tensor_leaves.tensors(given, objects=True), strict=False):
         tracer.note(x, External("argument" if x.requires_grad else "batch", name))
@@ -207,7 +208,7 @@ def _judge_outputs(done: Replay, call: RootCall, result: Any) -> None:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors are equal, with NaN in the same places."""
+    """Return whether two tensors are equal, with NaN in the same places; infinities equal the largest number."""
     return torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) and torch.equal(torch.isnan(a), torch.isnan(b))
 
 

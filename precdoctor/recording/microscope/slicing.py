@@ -108,7 +108,6 @@ def _feeding(records: Sequence[OpRecord], origins: Sequence[int]) -> tuple[int, 
 
 
 def _only_moves(op: str) -> bool:
-    """Return whether an op only moves values."""
     name = op.split(".")[1] if "." in op else op
     return name in _MOVING
 

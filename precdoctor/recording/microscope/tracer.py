@@ -146,7 +146,6 @@ class Tracer(Retiring):
     # --- one op ------------------------------------------------------------------------------------------------------
 
     def _record(self, func: Any, sources: tuple[Source, ...]) -> OpRecord:
-        """Append a record of an op that has run."""
         index = len(self.records)
         node: Any = torch._C._current_autograd_node()
         line = self.line or innermost_user_line(past_own=self.live) or self.fallback

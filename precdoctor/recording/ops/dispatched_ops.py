@@ -54,7 +54,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def written_by(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """Return the floating-point arguments that an op writes to."""
+    """Return the floating-point and complex arguments that an op writes to."""
     found: list[Tensor] = []
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -64,7 +64,7 @@ def written_by(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
 
 
 def _statistics(func: Any, args: Any) -> list[Tensor]:
-    """Return the running statistics that older batch norm ops write to although their schema does not say so."""
+    """Return the running statistics that older batch norm ops write to in training, which their schema hides."""
     named = {a.name: x for a, x in zip(func._schema.arguments, args, strict=False)}
     if not named.get("training", named.get("train")):
         return []
@@ -102,7 +102,7 @@ _RUN_BY_A_MODE = frozenset(("FakeTensor", "FunctionalTensor"))
 
 
 def left_to_others(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-    """Return what a mode returns for an op on tensors that compute by themselves, into which it does not look.
+    """Return a mode's result for an op that it leaves to the operands' own class.
 
     Returns:
         ``NotImplemented`` for DTensors and the like: they run the op, and the mode sees the ops inside it. For fake

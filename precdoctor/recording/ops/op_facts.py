@@ -32,12 +32,11 @@ def in_fp64(
     """Run an op on FP64 copies of its operands with FP64 as requested dtype; nothing it is given is written to.
 
     Args:
-        func: the ``OpOverload`` to call with ``args`` and ``kwargs``.
         replaced: tensors that replace operands, by ``id`` of the operand.
         limit: maximum number of elements of all operands together.
 
     Returns:
-        The result; None if there is none: random ops, no FP64 kernel, operands that must not be widened, too large.
+        The result; None for random ops, ``out=`` variants, operands beyond ``limit``, and ops that fail in FP64.
     """
 
     def widened(value: Any) -> Any:
@@ -91,7 +90,6 @@ def closer_look(
     """Return the facts of an op that has just run.
 
     Args:
-        func: the ``OpOverload``, called with ``args`` and ``kwargs``.
         swapped: copies of operands from before an in-place op, by ``id``.
         results: tensors that it returned or wrote to.
         values: whether to add the operands' elements at the result's first bad one.
@@ -161,7 +159,7 @@ def plain_setting(value: Any) -> Any:
 
 
 def _reference(result: Any, at: int, bad: dict[str, Any] | None, *, values: bool) -> dict[str, Any] | None:
-    """Return the facts of the op's ``at``-th result tensor in FP64; None if it could not be run so."""
+    """Return the facts of the op's ``at``-th result tensor in FP64; None if there is none."""
     given = list(result) if isinstance(result, (tuple, list)) else [result]
     tensors = [x for x in given if isinstance(x, Tensor)]
     first = tensors[at] if at < len(tensors) else None

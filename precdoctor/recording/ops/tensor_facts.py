@@ -31,7 +31,7 @@ def badness(x: Tensor) -> int:
 
 
 def readable(x: Tensor) -> Tensor | None:
-    """Return the elements of ``x`` as a real, dense floating-point tensor; None if it has none."""
+    """Return the elements of ``x`` as real floating-point numbers; None for integers, or without dense elements."""
     if x.layout is not torch.strided or x.is_meta or x.is_nested or x.numel() == 0:
         return None
     if x.dtype.is_complex:
@@ -76,7 +76,7 @@ def describe(x: Tensor) -> dict[str, Any]:
 
 
 def value_at(x: Tensor, index: list[int], shape: torch.Size) -> float | None:
-    """Return an element of ``x`` broadcast to ``shape``; None if it cannot be broadcast."""
+    """Return an element of ``x`` broadcast to ``shape``; None if that fails, or for complex numbers and integers."""
     real = x if x.dtype is torch.bool else readable(x)
     if real is None or x.dtype.is_complex or len(index) != len(shape):
         return None

@@ -73,7 +73,7 @@ class TakenGradients:
         )
 
     def _begin_call(self, outputs: Any, inputs: Any, gradients: Any) -> GradCall | None:
-        """Keep what a call was given; None if it is not kept."""
+        """Keep a call and the graph behind its output; return None if it is not kept."""
         scene = self._scene
         scene.begin_step_if_new()
         if scene.refused is not None or len(scene.grad_calls) >= _MAX_GRAD_CALLS:
@@ -85,6 +85,6 @@ class TakenGradients:
         return grad_call
 
     def _end_call(self, grad_call: GradCall, result: Any) -> None:
-        """Note the gradients that a call returned; None if it raised."""
+        """Note the gradients that a call returned; ``result`` is None if it raised."""
         self._scene.running_grad_call = None
         grad_call.results = [weakref.ref(x) for x in static.tensors(result)]

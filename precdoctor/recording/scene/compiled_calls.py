@@ -174,7 +174,7 @@ class CompiledCalls:
         )
 
     def _on_module(self, module: nn.Module, args: tuple[Any, ...]) -> Callable[[], None]:
-        """Run the hooks of a module compiled in place; return a callback that runs those after its forward."""
+        """Run the hooks before a module compiled in place, if not ``instrumented``; return what runs those after it."""
         if self._instrumented:
             return _nothing
         self._before(module, args)
@@ -185,7 +185,7 @@ class CompiledCalls:
         return leave
 
     def _keep_call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RootCall | None:
-        """Keep a call of a function unless the step's modules would then lack room; None if it is not kept."""
+        """Keep a call of a function if it may run again and leaves room for modules; return None if it is not kept."""
         scene, context = self._scene, self._context
         if (stand_in := self._stand_in_of(function)) is None:
             return None
@@ -207,7 +207,7 @@ class CompiledCalls:
         return call
 
     def _end_call(self, call: RootCall, *, was_open: bool) -> None:
-        """Note the result of a kept call, and note loss code again."""
+        """Keep the result of a call, and resume noting loss code if it returned or noting was on before."""
         result = _result()
         if result is not None and any(call is c for c in self._scene.calls):
             self._scene.leave(call, result)

@@ -44,7 +44,7 @@ def _stop_at_backward(tensors: Any, grad_tensors: Any = None, *_args: Any, **_kw
     raise _BackwardReachedError(loss, given)
 
 
-#: Patches for the replay of a train step: functions with effects beyond its variables, up to its backward pass.
+#: Patches for the replay of a train step: ``backward`` ends it, ``zero_grad`` does nothing.
 _PATCHES: tuple[tuple[Any, str, Any], ...] = (
     (torch.autograd, "backward", _stop_at_backward),
     (torch.optim.Optimizer, "zero_grad", lambda *_args, **_kwargs: None),
@@ -89,7 +89,7 @@ class CompiledFunction(nn.Module):
         return torch.ones_like(loss).detach() if self.gradient is None else self.gradient.detach()
 
     def take(self, function: Any, values: Mapping[str, Any]) -> None:
-        """Stand for this function until :meth:`release`; modules and parameters among ``values`` become its own."""
+        """Stand for a function until :meth:`release`; adopt modules and parameters in its instance and ``values``."""
         self._function = function
         owner = function.__self__ if type(function) is types.MethodType else None
         attributes = static.own(owner) if not issubclass(type(owner), nn.Module) else {}
@@ -132,7 +132,7 @@ def reads_of(function: Any) -> dict[str, Any]:
 
 
 def trains(function: types.FunctionType) -> bool:
-    """Return whether a function is a train step whose code does all that must not run twice after ``backward``."""
+    """Return whether a function is a train step that may run again up to ``backward``, as far as names in it show."""
     found = False
     for each in _called_by(function):
         for code in _codes(each.__code__):
@@ -147,7 +147,7 @@ def runs_again(function: types.FunctionType, *, besides: frozenset[str] = frozen
     """Return whether running a function once more has no side effects, as far as names in its code show.
 
     Args:
-        besides: names that are allowed in its code all the same.
+        besides: forbidden names that it may use.
     """
     for each in _called_by(function):
         for code in _codes(each.__code__):
@@ -173,12 +173,10 @@ def _called_by(function: types.FunctionType) -> Iterator[types.FunctionType]:
 
 
 def _names_in(code: types.CodeType) -> set[str]:
-    """Return the names that code and its nested code use."""
     return {name for each in _codes(code) for name in each.co_names}
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield code and its nested code."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

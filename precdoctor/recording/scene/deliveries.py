@@ -69,7 +69,7 @@ class Delivery:
 
     @property
     def is_readable(self) -> bool:
-        """Whether every tensor of the batch is alive and unchanged."""
+        """Whether the batch has tensors, and all are alive and unchanged."""
         return bool(self.fields) and all(field.now() is not None for field in self.fields)
 
 
@@ -184,7 +184,7 @@ def _samples(x: Tensor, batch: Delivery) -> dict[str, Any]:
 
 
 def _in_data_set(dataset: Any, index: Any) -> Sequence[int]:
-    """Return sample indices in the underlying data set if a loader draws from a subset of it; empty if unknown."""
+    """Return sample indices in the data set, through any ``Subset`` that a loader draws from; empty if unknown."""
     found: list[int] = [index] if type(index) is int else index
     if type(found) not in (list, tuple) or not all(type(i) is int for i in found):
         return ()

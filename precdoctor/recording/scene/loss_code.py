@@ -59,7 +59,7 @@ class LossCode:
         self.running = False
         #: Whether, as far as is known, no module holds the weights: the whole model is code that no hook sees.
         self.bare = False
-        #: If bare: whether no forward pass has begun since the last backward pass, and a callback for when one does.
+        #: If bare: whether no forward pass has begun since ``backward``; nodes noted in it; called as it begins.
         self._fresh, self._nodes = False, 0
         self.forward_begins: Callable[[], None] = lambda: None
         #: By type of node: the names of its attributes with saved tensors, and of the op's arguments saved there.
@@ -142,10 +142,9 @@ class LossCode:
             self.open()
 
     def root_begins(self, module: nn.Module) -> bool:
-        """Stop noting: a replay of the root call will show its ops. Inside torch.func nothing is replayed, so note on.
+        """Stop noting: a replay of the root call will show its ops. Return whether nodes were being noted.
 
-        Returns:
-            Whether nodes were being noted.
+        Inside torch.func nothing is replayed: noting begins. In a bare script a module without weights changes nothing.
         """
         running = self.running
         if torch._C._functorch.maybe_current_level() is not None:
@@ -196,7 +195,7 @@ class LossCode:
                 )  # a replay of the train step returns the loss
 
     def graph_of(self, tensors: Any, gradients: Any, loss: float | None = None) -> LossGraph | None:
-        """Return the graph of the code that computed a tensor; None for several tensors, or without a graph.
+        """Return the graph of the code that computed a tensor; None for several tensors, or if no code did.
 
         ``loss`` is the tensor's value if it is known already.
         """
@@ -220,7 +219,7 @@ class LossCode:
         return graph
 
     def behind(self, x: Tensor) -> LossGraph | None:
-        """Return the graph of code between two top-level modules that made a tensor; None for an unchanged output."""
+        """Return the graph of code between two modules that made a tensor; None if none did, or no room is left."""
         self._reset_limits()
         if not self.supported or self._room_between <= 0 or x.grad_fn is None:
             return None
@@ -234,7 +233,7 @@ class LossCode:
 
 
 def is_bad(loss: Tensor) -> bool:
-    """Return whether the loss is non-finite. Never waits for a device: a loss that is not on the CPU counts as good."""
+    """Return whether a loss is non-finite. Never waits for a device: all but plain scalars on the CPU count as good."""
     if (
         not loss.is_cpu
         or loss.numel() != 1
@@ -280,7 +279,6 @@ class _Walk:
             return self._copy_graph(top)
 
     def _copy_graph(self, top: Any) -> RawNode | Leaf | None:
-        """Copy a node and the graph behind it, with a stack in place of recursion."""
         first = self._copy_of(top, 0)
         copies, waiting = self._copies, [(top, first)]
         while waiting:

@@ -77,7 +77,7 @@ class LossGraph:
     cut: bool = False
     #: For code between two top-level modules: the name of the second one's argument that it computed.
     argument: str = ""
-    #: The leaves it is a function of, if it contains no top-level module; else empty.
+    #: The leaves it is a function of, if it passes no module with weights and no node without our note; else empty.
     weights: list[Tensor] = field(default_factory=list)
 
     @functools.cached_property

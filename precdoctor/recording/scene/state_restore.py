@@ -301,7 +301,7 @@ def buffers_aside(modules: Sequence[nn.Module], earlier: Mapping[int, Tensor]) -
 def without_hooks(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Disable the user's and our module hooks inside the context; torch's own (weight and spectral norm, pruning) run.
 
-    Hook dictionaries are replaced, not emptied, and put back afterwards.
+    The dictionaries of modules are replaced and put back, the global ones emptied and refilled.
     """
     held: list[tuple[dict[str, Any], str, Any]] = []
     place = nn.modules.module

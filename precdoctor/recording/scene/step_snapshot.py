@@ -51,7 +51,7 @@ class RootCall:
     micro_step: int
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    #: Each tensor leaf of the arguments and its version counter when the call began.
+    #: Name, tensor and version counter at the call of each tensor leaf of the arguments.
     versions: list[tuple[str, Tensor, int]]
     random: RandomState
     autocast: tuple[Autocast, ...]
@@ -67,7 +67,7 @@ class RootCall:
     computed: frozenset[str] = frozenset()
     #: Buffers that forward passes write to: copies from before the call, by ``id`` of the buffer.
     buffers: Mapping[int, Tensor] = field(default_factory=dict)
-    #: Names of parameters that forward passes write to. If this was the module's first call: what it found.
+    #: Names of parameters that forward passes write to; the state before the module's first call, if this was it.
     writes: frozenset[str] = frozenset()
     first: FirstCall | None = None
     #: On later calls: copies of the parameters named in ``writes``, from before the call.

@@ -1,4 +1,4 @@
-"""Compares one root call with its wide reference in three replays, and measures the errors of each layer."""
+"""Replays one root call as it ran and twice in a wide format, and measures the errors of each layer."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ class Compared:
 
     Attributes:
         formats: floating-point formats in which its ops compute.
-        layers: in order of execution; empty if nothing was reduced.
-        outputs, equal: number of root outputs still known from the run, and of those that the replay reproduces
-            bitwise.
-        backward: ``compared``; ``none`` (no gradient reached its outputs); ``overflowed`` (left to the loss scaler or
-            an incident).
+        layers: in order of their first call; empty if nothing was reduced.
+        outputs, equal: number of root outputs still known from the run, and of those that the replay reproduces.
+        backward: ``compared``; ``none`` (no gradient reached its outputs, or nothing needs one); ``overflowed`` (left
+            to the loss scaler or an incident).
         same_draws: whether random ops returned the same in the reference as in the reduced replay.
     """
 
@@ -49,7 +48,7 @@ class Compared:
 
 
 def compare(call: RootCall, names: Names, wide: torch.dtype) -> Compared:
-    """Replay ``call`` three times and compare. Everything but random number generators is left as it was.
+    """Replay ``call`` as it ran and, if that reduced precision, in two wide walks. Only random generators change.
 
     Raises:
         RefusedError: a replay would leave traces.
@@ -102,7 +101,7 @@ def _isolated(call: RootCall, module: nn.Module, around: contextlib.AbstractCont
 
 
 def _run_reduced(done: Compared, mode: Watching, walk: Reduced, module: nn.Module, names: Names) -> _Weights:
-    """Replay the call as the script made it; return its weights with their gradients."""
+    """Replay the call as the script made it; return its weights with their gradients, none if a gradient overflowed."""
     call = done.call
     args, kwargs = copied_arguments(call)
     with walk.hooked(), mode:

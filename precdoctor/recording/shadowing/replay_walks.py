@@ -119,13 +119,12 @@ class Reduced(Walk):
     """The first walk: the call as the script made it. Keeps inputs and outputs of all modules, and gradients of both.
 
     Attributes:
-        inputs, outputs: copies of the tensors of each call, by leaf name.
+        inputs, outputs: copies of the tensors of each call, by leaf name; outputs without those of its children.
         fresh: names of inputs that no module returned: the caller's own code made them.
         input_gradients: of the loss with respect to a call's inputs, only by way of *this* call.
         output_gradients: with respect to its outputs, from all consumers.
         in_place: modules that write to their inputs. No gradient arrives at an alias that was written to, so the walk
-            is
-            useless: it must be repeated with these modules counted as their callers' code.
+            must be repeated with these modules counted as their callers' code.
         layers: by FQN, in order of their first call.
     """
 

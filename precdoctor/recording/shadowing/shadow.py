@@ -41,9 +41,9 @@ class Shadow:
         context.when_forked.append(self._attempts.clear)
 
     def _wants(self, step: int, attempt: int) -> bool:
-        """Return whether to compare a step: named steps, else every N-th attempt, else attempts 0, 1, 4, 16, 64 ...
+        """Return whether to compare a step: named ones, else every N-th attempt, else attempts 0, 1, 4, 16, 64 ...
 
-        Attempts are counted per optimizer.
+        On rank 0 and within ``shadow_steps`` only; attempts are counted per optimizer.
         """
         options = self._context.options
         first, last = options.shadow_steps
@@ -63,7 +63,6 @@ class Shadow:
         """Compare the step if it is due: an optimizer is about to step.
 
         Args:
-            optimizer: its name.
             closure: whether the gradients are computed inside the optimizer's step.
             finite: whether loss and gradients are finite.
         """

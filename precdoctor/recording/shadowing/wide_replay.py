@@ -57,7 +57,7 @@ class Watching(_Mode):
     """Notes in which floating-point formats ops compute, and keeps what random ops return.
 
     Attributes:
-        dtypes: of results, without those of views and other ops that compute nothing.
+        dtypes: of results, without those of views.
         draws: names of random ops and copies of their results, in order.
     """
 
@@ -223,7 +223,7 @@ def full_precision(state: Sequence[Autocast]) -> Iterator[None]:
 
 
 def reduced_products() -> str | None:
-    """Return ``tf32`` if the settings allow FP32 products with its ten mantissa bits; else None."""
+    """Return ``tf32`` if CUDA is in use and may compute FP32 products with TF32's ten mantissa bits; else None."""
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return None
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32 else None
