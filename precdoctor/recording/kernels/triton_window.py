@@ -202,7 +202,7 @@ def either(a, b):
 
 @triton.jit
 def scale_of(top):
-    """Return the power of two that scales a window's largest magnitudes to at most 2, so that squares stay in range."""
+    """Return the power of two that scales a window's largest magnitudes to at most 4, so that squares stay in range."""
     return ((254 - tl.minimum(top, 253)) << 23).to(tl.float32, bitcast=True)
 
 
