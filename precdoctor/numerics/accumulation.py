@@ -123,7 +123,7 @@ class AccumulationError:
         length: products per sum, K.
         relative: root mean square of the error over that of the exact sums.
         mean: mean of error magnitude over exact sum; None unless all exact sums are positive (same-sign operands).
-        bias: mean of (sum - exact) over the root mean square of the exact sums; truncated same-sign sums: negative.
+        bias: mean of (sum - exact) over the root mean square of the exact sums; negative for truncated same-sign sums.
         to_terms: mean of error magnitude over the sum of the products' magnitudes, which cancellation does not inflate.
     """
 

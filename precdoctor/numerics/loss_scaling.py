@@ -1,4 +1,4 @@
-"""Loss scaling: what a dynamic scaler would have done, simulated from what is known about the gradients of each step.
+"""Loss scaling: simulates a dynamic scaler from the known facts about the gradients of each step.
 
 A scaler multiplies the loss by ``scale``; a step whose gradients then hold an Inf or NaN is skipped and the scale backs
 off, and a streak of ``interval`` clean steps lets it grow. The arithmetic is that of ``torch.amp.GradScaler`` (a scale
@@ -46,7 +46,7 @@ class ScalerState:
     """The state of a scaler before a step.
 
     Attributes:
-        scale: what the loss is multiplied by; a float32 value.
+        scale: the multiplier of the loss; a float32 value.
         growth_tracker: clean steps since the scale last changed or a step overflowed.
     """
 

@@ -20,7 +20,7 @@ from precdoctor.recording.kernels.tiling import Tiling, is_aligned, tiling
 
 #: A row of the table: up to three addresses, those of the slot's integers and floats, its first program; the tiling.
 TILING: Final = 6
-#: Fields of a row. ``width`` and ``flat`` of the tiling are left out: tensors of one launch have the same.
+#: Fields of a row: all of the tiling's but ``width`` and ``flat``, which are equal for all tensors of a launch.
 FIELDS: Final = TILING + len(Tiling._fields) - 2
 #: Minimum of ``Table.chunk``, and about the maximum number of programs of a launch.
 FEWEST_TILES: Final = 8
@@ -93,7 +93,7 @@ def grouped(
         if before is None or intended is None:
             tensors, blocks, kind = [x], want(job.slot), None
             on = tiling(x.shape, None if x.is_contiguous() else x.stride(), x.dtype, blocks)
-        else:  # all three lie in memory in the same order
+        else:  # all three have the same layout in memory
             tensors, blocks, kind = [before, x, intended], 0, intended.dtype
             on = tiling(x.shape, None, torch.float32, 0)
         if x.device not in streams:

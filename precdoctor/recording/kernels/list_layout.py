@@ -65,7 +65,7 @@ class Layout:
     def look(self, tensors: Sequence[Any]) -> tuple[float, float] | Tensor | None:
         """Return the result of :func:`native_cpu.look`, or on a GPU of :meth:`DeviceLook.look`.
 
-        Call outside of torch.func. None if the properties have changed, or if a tensor's memory was freed.
+        Call outside of torch.func. None if properties or stream changed, memory was freed, or the kernel cannot run.
         """
         if self._has_properties is None or len(tensors) != self._count or not self._has_properties(*tensors):
             return None

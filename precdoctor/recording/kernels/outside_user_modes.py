@@ -69,7 +69,7 @@ class apart_from_user_modes:  # noqa: N801 - used like a function
             self._exits.close()
 
 
-class apart_from_every_mode(apart_from_user_modes):  # noqa: N801 - the same
+class apart_from_every_mode(apart_from_user_modes):  # noqa: N801 - used like a function
     """:class:`apart_from_user_modes` that shuts out our own modes also.
 
     A mode receives a bare number in place of a tensor that stands for one, as the 2 that autograd saves for ``2 * x``.

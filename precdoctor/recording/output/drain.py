@@ -50,7 +50,6 @@ _FORK_SECONDS = 5.0
 
 _ROWS = operator.attrgetter("rows")
 
-#: What the training side hands over.
 Item = StepBatch | EventBatch | OpBatch
 
 

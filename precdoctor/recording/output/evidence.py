@@ -104,7 +104,7 @@ class Watcher:
         self._seen: Ints = np.zeros(0, np.int64)
         self._state: Floats = np.zeros((4, 0))
         self._optimizers: dict[str, _OptimizerHistory] = {}
-        #: Whether there are FP16 gradients of weights; and the largest of their norms in a clipped step.
+        #: Whether weights have FP16 gradients; and the largest gradient norm of a clipped step.
         self._half, self._clipped = False, 0.0
         self._scale: float | None = None
         self._floor = math.inf  # the lowest scale held so far

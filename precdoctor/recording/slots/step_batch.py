@@ -73,7 +73,7 @@ class StepFacts:
     step_ns: int = 0
     #: Constant factors found at the root of the backward passes (``loss * 65536``).
     root_factors: list[float] = field(default_factory=list)
-    #: Launch counts per device at the beginning of each micro-step but the first.
+    #: Launch counts per device at the end of each micro-step.
     micro_starts: list[dict[torch.device, int]] = field(default_factory=list)
     #: Where ``backward`` was called: the innermost frame outside torch.
     backward_file: str | None = None
