@@ -62,8 +62,8 @@ def infer_loss_scale(root_factors: Sequence[float], ratios: Sequence[float], *, 
     Evidence is a constant factor at the root of the backward pass (``loss * 65536``) by which unclipped gradients are
     divided before the step. A power of two from 16 up needs less, because losses are weighted by other numbers: no
     ratios (FP32 master copies are other tensors), a median ratio of at least the factor with clipping, which divides
-    once more, or of a quarter of it without, because averaging over ranks changes each ratio. If no factor is seen, a
-    division of all unclipped gradients by one such power is evidence.
+    once more, or of a quarter of it without, because averaging over ranks changes each ratio. Without a factor of at
+    least 2, a division of several unclipped gradients by one such power is evidence.
 
     Args:
         root_factors: factors seen at the roots of this step's backward passes.
