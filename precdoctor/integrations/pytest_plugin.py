@@ -69,11 +69,7 @@ class Checker:
 
     @contextlib.contextmanager
     def record(self, **options: Any) -> Iterator[Recording]:
-        """Record the training inside the block, every step in full unless ``every`` is given.
-
-        Args:
-            options: as for :func:`precdoctor.record`.
-        """
+        """:func:`precdoctor.record` the training inside the block, every step in full unless ``every`` is given."""
         from precdoctor.recording.session import record
 
         run = self._directories.mktemp("precdoctor") / "run"
@@ -149,7 +145,6 @@ _NOTHING = "nothing was recorded: put the training into `with precdoctor.record(
 def _gate(
     paths: Sequence[Path], *, baseline: Path | None, limits: Sequence[str], allow: Path | None, **options: Any
 ) -> GateReport:
-    """Run the gate on these runs."""
     from precdoctor.comparison.allowances import read_allowances
     from precdoctor.comparison.baseline_file import read_baseline
     from precdoctor.comparison.fail_if import parse_limit
@@ -168,7 +163,6 @@ def _gate(
 
 
 def _report_text(report: GateReport) -> str:
-    """Return the gate's report as text."""
     from precdoctor.reporting.outputs import WRITERS, Report
 
     stream = io.StringIO()

@@ -1,10 +1,10 @@
 """Error of a long dot product in the narrow accumulator of a matrix unit, by simulation.
 
 The model: products of FP8 operands are exact. The unit takes ``group`` of them at a time, aligns them and the running
-sum to the largest exponent among them, and adds what is left of each within ``bits`` significant bits of that largest
-one. Hopper's FP8 units keep about 14 bits of groups of 32 and *truncate*; truncation always errs towards zero, so over
-same-sign products the error grows with K, while round-to-nearest would average out. Promotion adds the running sum to
-an FP32 register every ``promote`` products and begins again.
+sum to the largest exponent among them, discards the bits of each beyond ``bits`` significant bits of the largest one,
+and adds them. Hopper's FP8 units keep about 14 bits of groups of 32 and *truncate*; truncation always errs towards
+zero, so over same-sign products the error grows with K, while round-to-nearest would average out. Promotion adds the
+running sum to an FP32 register every ``promote`` products and begins again.
 
 Source: DeepSeek-V3 Technical Report, arXiv:2412.19437, section 3.5.2 (14 bits, groups of 32, truncation) and 3.3.2
 (promotion every 128).
@@ -83,14 +83,9 @@ class Operands(enum.Enum):
 
 
 def accumulate(products: Floats, accumulator: Accumulator) -> Floats:
-    """Return the sum of each row as the accumulator would compute it.
+    """Return the sum of each row as the accumulator would compute it, float64, shape ``(rows,)``.
 
-    Args:
-        products: exact, finite, shape ``(rows, K)``.
-        accumulator: the unit.
-
-    Returns:
-        float64, shape ``(rows,)``.
+    ``products``: exact, finite, shape ``(rows, K)``.
     """
     rows, length = products.shape
     total, running = np.zeros(rows), np.zeros(rows)
@@ -126,11 +121,9 @@ class AccumulationError:
 
     Attributes:
         length: products per sum, K.
-        operands: distribution of the operands.
-        accumulator: the unit.
         relative: root mean square of the error over that of the exact sums.
         mean: mean of error magnitude over exact sum; None unless all exact sums are positive (same-sign operands).
-        bias: mean of (sum - exact) over the root mean square of the exact sums; truncation makes it negative.
+        bias: mean of (sum - exact) over the root mean square of the exact sums; negative for truncated same-sign sums.
         to_terms: mean of error magnitude over the sum of the products' magnitudes, which cancellation does not inflate.
     """
 
@@ -151,8 +144,7 @@ def accumulation_error(length: int, operands: Operands, accumulator: Accumulator
 
     Args:
         length: products per sum.
-        operands: zero-mean or same-sign.
-        accumulator: the unit; default: Hopper's, without promotion.
+        accumulator: default: Hopper's, without promotion.
 
     Raises:
         ValueError: ``length`` is below 1.
@@ -176,7 +168,6 @@ def accumulation_error(length: int, operands: Operands, accumulator: Accumulator
 
 
 def _samples(length: int) -> int:
-    """Return the number of dot products of this length to measure."""
     return max(8, min(SAMPLES, _BUDGET // length))
 
 

@@ -38,10 +38,10 @@ class BitView:
         outcome: ``exact``, ``rounded``, ``subnormal`` (and rounded), ``flushed``, ``saturated``, ``overflow`` or
             ``not representable``.
         relative_error: ``|stored - value| / |value|``; None if either is not finite or the value is zero.
-        below: the next smaller number; None at the lower end of the format, or if ``stored`` is not finite.
+        below: the next smaller number; None at the lower end of the format, or if value or ``stored`` is not finite.
         above: the next larger number; None likewise.
-        down: the smallest update downwards that changes the stored number; None at the lower end.
-        up: the smallest update upwards that changes it; None at the upper end.
+        down: the smallest update downwards that changes the stored number; None if ``below`` is.
+        up: the smallest update upwards that changes it; None if ``above`` is.
     """
 
     format: str
@@ -108,7 +108,6 @@ def neighbours(stored: float, fmt: Format) -> tuple[float | None, float | None]:
 
 
 def _update(stored: float, neighbour: float | None, code: int, fmt: Format) -> Update | None:
-    """Return the smallest update of ``stored`` towards ``neighbour``; None without a neighbour."""
     if neighbour is None:
         return None
     tie_leaves = neighbour > stored if fmt.kind is Kind.SCALE else code % 2 == 1  # a tie between two scales goes up
@@ -116,7 +115,6 @@ def _update(stored: float, neighbour: float | None, code: int, fmt: Format) -> U
 
 
 def _outcome(value: float, stored: float, fmt: Format) -> str:
-    """Return ``BitView.outcome`` of a value that is stored as ``stored``."""
     if math.isnan(value) or stored == value:
         return "exact"
     if not math.isfinite(stored):

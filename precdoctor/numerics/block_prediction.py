@@ -41,7 +41,7 @@ _POINTS = 32
 
 @dataclass(frozen=True)
 class _Scales:
-    """What the blocks' amaxes alone say about their scales.
+    """The facts about the blocks' scales that follow from the blocks' amaxes alone.
 
     Attributes:
         irregular: ``(bin of amax, number of blocks)`` for blocks whose scale may lie outside its format's normal range.
@@ -68,8 +68,6 @@ def predict_blocks(
     rule: ScaleRule | None = None,
 ) -> Prediction:
     """Predict a cast to ``fmt`` block by block, round to nearest even, with elements clipped at the maximum.
-
-    Flushed and saturated count elements; the share of blocks whose *scale* underflows is ``scales_flushed``.
 
     Args:
         histogram: of blocks of the format's size.

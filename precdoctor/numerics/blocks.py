@@ -25,7 +25,7 @@ class ScaleRule(enum.Enum):
 
     #: ``2**(floor(log2 amax) - emax)``, [MX] section 6.3: elements above the maximum are clipped (0.3 % of a Gaussian).
     FLOOR = "floor"
-    #: The smallest power of two with ``amax / X <= max``: clips nothing, wastes up to half a binade of range.
+    #: The smallest power of two with ``amax / X <= max``: clips nothing, wastes up to a binade of range.
     UP = "up"
     #: ``amax / max``, rounded to nearest in the scale's format.
     AMAX = "amax"
@@ -87,7 +87,7 @@ BLOCK_FORMATS: dict[str, BlockFormat] = {
 
 
 def tensor_divisor(amax: float, fmt: BlockFormat) -> float:
-    """Return the tensor's scale, which brings the largest block scale to the scale format's maximum; 1 without one."""
+    """Return the tensor's scale, which brings the largest block scale to its format's maximum; 1 if there is none."""
     if fmt.tensor_scale is None or amax == 0.0:
         return 1.0
     ideal = amax / (fmt.element.max * fmt.scale.max)

@@ -78,7 +78,6 @@ class CastCounts:
         return self._share(self.saturated_low, self.saturated_high, self.saturated)
 
     def row(self, i: int) -> CastCounts:
-        """Return the counts of one row."""
         return CastCounts(*(getattr(self, f.name)[i : i + 1] for f in fields(self)))
 
     def summed_by(self, group: Ints, groups: int) -> CastCounts:
@@ -92,11 +91,9 @@ class CastCounts:
 
     @classmethod
     def zeros(cls, rows: int) -> CastCounts:
-        """Return counts of zero."""
         return cls(*(np.zeros(rows) for _ in fields(cls)))
 
     def _share(self, low: Floats, high: Floats, estimate: Floats) -> Estimate:
-        """Return the sums over all rows as shares of ``total``."""
         total = max(float(self.total.sum()), 1.0)
         return Estimate.of(float(low.sum()) / total, float(high.sum()) / total, float(estimate.sum()) / total)
 
@@ -106,7 +103,7 @@ def cast_counts(table: HistogramTable, fmt: Format, scale: Floats) -> CastCounts
 
     Args:
         table: one histogram per row.
-        fmt: a floating-point format.
+        fmt: a floating-point format narrower than FP64.
         scale: finite and positive, shape ``(rows,)``.
     """
     total = table.running[:, -1]

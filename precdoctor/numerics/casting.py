@@ -79,7 +79,7 @@ def encode(value: float, fmt: Format, *, saturate: bool = False) -> int:
 
 
 def cast(value: float, fmt: Format, *, saturate: bool = False) -> float:
-    """Return ``value`` rounded to the format; arguments and errors as for :func:`encode`."""
+    """Return ``value`` rounded to the format; arguments and errors as of :func:`encode`."""
     return decode(encode(value, fmt, saturate=saturate), fmt)
 
 

@@ -77,7 +77,6 @@ def cast_array(values: npt.ArrayLike, fmt: Format, *, saturate: bool = False) ->
 
 @functools.cache
 def _table(fmt: Format) -> Floats:
-    """Return the value of every code of a format of at most 16 bits."""
     return np.array([decode(code, fmt) for code in range(1 << fmt.bits)])
 
 

@@ -101,7 +101,6 @@ class Limits:
 
     @classmethod
     def of(cls, fmt: Format) -> Limits:
-        """Return the thresholds of ``fmt``."""
         # The largest subnormal has an odd code, so the tie between it and the first normal goes up.
         normal = fmt.min_normal - fmt.flush_limit if fmt.has_subnormals else 0.0
         beyond = 1.0 if fmt.kind is Kind.INTEGER else 0.0
@@ -183,7 +182,7 @@ def points_of(cells: Cells, per_cell: int) -> tuple[Floats, Floats]:
 
 
 def _parabola(x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Slope and half the second derivative of the parabola through each point and its neighbours; lines at the ends."""
+    """Slope, and half the second derivative but at most 0, of the parabola through each point and its neighbours."""
     slope, bend = np.zeros_like(x), np.zeros_like(x)
     if x.size < 2:
         return slope, bend
@@ -202,13 +201,11 @@ def squared_errors(
     """Expected squared error at each point under a saturating cast, over ``unit**2``.
 
     If a cell spans many steps of the format, the error is spread evenly: ``step**2 / 12``, times ``1 + 2 / r**2`` when
-    the source has only ``r`` values per step. If it spans few, the points themselves are cast.
+    the source has only ``r`` values per step. If the cell spans few, or the points are subnormal, out of range or all
+    values that the source can have, the points themselves are cast.
 
     Args:
         points: shape ``(cells, points)``.
-        cells: the cells that the points represent.
-        fmt: the format.
-        limits: thresholds of the format.
         aligned: whether the source's values are multiples of the grid *after* scaling as well (a power-of-two scale).
         unit: unit of the errors, chosen so that their squares stay in float64's range.
     """

@@ -79,7 +79,7 @@ class Format:
 
     @property
     def min(self) -> float:
-        """Most negative finite value; a scale's smallest value."""
+        """Most negative finite value; for a scale, the smallest value."""
         if self.kind is Kind.SCALE:
             return self.min_subnormal
         return -self.max - 1.0 if self.kind is Kind.INTEGER else -self.max
@@ -88,8 +88,8 @@ class Format:
     def min_normal(self) -> float:
         """Smallest positive normal number, ``2**(1 - bias)``.
 
-        A scale's exponent field 0 is normal too, so there it is ``2**-bias``. An integer has no normal numbers: this is
-        then the first number above its range.
+        ``2**-bias`` for a scale, whose exponent field 0 is normal also. An integer format has no normal numbers: there
+        this is the first number above its range.
         """
         return math.ldexp(1.0, (0 if self.kind is Kind.SCALE else 1) - self.bias)
 
@@ -102,7 +102,7 @@ class Format:
     def flush_limit(self) -> float:
         """Magnitudes up to and including this one round to zero (nearest, ties to even): half of ``min_subnormal``.
 
-        For FP64 this is itself below the smallest float64 and reads 0.0. A scale has no zero: there it is 0.0 too.
+        0.0 for FP64, because the half is below float64's range, and for a scale, which has no zero.
         """
         return 0.0 if self.kind is Kind.SCALE else self.min_subnormal / 2.0
 

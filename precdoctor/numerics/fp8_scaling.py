@@ -165,7 +165,7 @@ def scale_series(series: AmaxSeries, fmt: Format, recipe: Recipe) -> ScaleSeries
 
 
 def _scale_of(amax: Floats, fmt: Format, margin: int) -> Floats:
-    """Return ``max / amax / 2**margin``, at most FP32's largest number; 1 for an amax of 0."""
+    """Return ``max / amax / 2**margin``, clamped to FP32's positive numbers; 1 for an amax of 0."""
     with np.errstate(over="ignore"):
         scale = fmt.max / np.where(amax > 0.0, amax, fmt.max) / 2.0**margin
     return np.where(amax > 0.0, np.clip(scale, FP32.min_subnormal, FP32.max), 1.0)

@@ -64,8 +64,7 @@ class GroupHistogram:
     def of_row(cls, row: Mapping[str, Any], grouping: str) -> GroupHistogram | None:
         """Read a ``tensors`` row's ``<grouping>_hist``, ``<grouping>_energy``, ``exp_hist`` and ``sum_sq``.
 
-        Returns:
-            None if the log does not record the grouping.
+        None if the log does not record the grouping.
         """
         counts, energy = row.get(f"{grouping}_hist"), row.get(f"{grouping}_energy")
         if counts is None or energy is None or isinstance(counts, float):  # pandas puts NaN for a missing list
@@ -75,12 +74,7 @@ class GroupHistogram:
 
 
 def predict_groups(histogram: GroupHistogram, fmt: Format) -> Prediction:
-    """Predict a cast to ``fmt`` with one scale per group; errors are measured after scaling back.
-
-    Args:
-        histogram: of the groups.
-        fmt: an element format.
-    """
+    """Predict a cast to an element format with one scale per group; errors are measured after scaling back."""
     limits = Limits.of(fmt)
     counts = np.array(histogram.counts, dtype=np.float64)
     cells, points, weights = spread([_cells(counts, fmt)], _POINTS)

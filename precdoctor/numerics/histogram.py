@@ -164,7 +164,7 @@ class ExponentHistogram:
         return ExponentHistogram(first, self.counts[first - self.lo : last - self.lo]).trimmed()
 
     def at_most(self, limit: float) -> Interval:
-        """Count the magnitudes ``<= limit``. Exact at a power of two; elsewhere the bin of ``limit`` is in doubt.
+        """Count the magnitudes ``<= limit``. Exact at a power of two; elsewhere and in end bins, that bin is in doubt.
 
         Raises:
             ValueError: ``limit`` is NaN.

@@ -1,4 +1,4 @@
-"""Loss scaling: what a dynamic scaler would have done, simulated from what is known about the gradients of each step.
+"""Loss scaling: simulates a dynamic scaler from the known facts about the gradients of each step.
 
 A scaler multiplies the loss by ``scale``; a step whose gradients then hold an Inf or NaN is skipped and the scale backs
 off, and a streak of ``interval`` clean steps lets it grow. The arithmetic is that of ``torch.amp.GradScaler`` (a scale
@@ -46,7 +46,7 @@ class ScalerState:
     """The state of a scaler before a step.
 
     Attributes:
-        scale: what the loss is multiplied by; a float32 value.
+        scale: the multiplier of the loss; a float32 value.
         growth_tracker: clean steps since the scale last changed or a step overflowed.
     """
 
@@ -59,7 +59,6 @@ class ScalerPolicy:
     """The arguments of ``torch.amp.GradScaler``, and two limits that it does not have.
 
     Attributes:
-        init: scale of the first step.
         growth: factor after ``interval`` clean steps in a row.
         backoff: factor after an overflow.
         interval: clean steps until growth; :data:`NEVER` disables growth.
@@ -98,7 +97,6 @@ class ScalerPolicy:
         return cls(init=scale, growth=1.0, backoff=1.0, interval=NEVER)
 
     def start(self) -> ScalerState:
-        """Return the state before the first step."""
         return ScalerState(_fp32(self.init))
 
     def after(self, state: ScalerState, *, overflow: bool) -> ScalerState:
@@ -118,8 +116,6 @@ class SimulatedStep:
     """One step under a policy.
 
     Attributes:
-        step: number of the step.
-        scale: the loss scale of the step.
         growth_tracker: the scaler's counter before the step.
         overflow: whether the step overflows and is skipped.
         certain: whether the evidence proves ``overflow``; otherwise it is the likelier outcome.
@@ -137,8 +133,6 @@ class ScalerReplay:
     """The simulation of one policy over a run.
 
     Attributes:
-        policy: the policy.
-        steps: every step in order.
         end: state of the scaler after the last step.
         flushed: mean share of gradient elements flushed over the sampled steps that are not skipped; None if there are
             no such steps.
@@ -174,10 +168,7 @@ def simulate(
 
     If the evidence does not prove whether a step overflows, the estimate decides, and the step is not ``certain``.
 
-    Args:
-        policy: the scaler.
-        gradients: of the steps, in order.
-        start: the scaler's state before the first step; default: the policy's initial state.
+    ``start``: the scaler's state before the first step; default: the policy's initial state.
     """
     limits = np.array([g.limit.estimate for g in gradients])
     state, steps, flushed = start or policy.start(), [], []
@@ -201,10 +192,7 @@ def levels(policy: ScalerPolicy, limits: Floats, state: ScalerState) -> Iterator
     ``state`` is the state before step ``first``. The steps inside a stretch are not visited one by one, which makes a
     search over policies fast.
 
-    Args:
-        policy: the scaler.
-        limits: smallest scale at which each step overflows, shape ``(steps,)``.
-        state: the state before the first step.
+    ``limits``: smallest scale at which each step overflows, shape ``(steps,)``.
     """
     hits: dict[float, Ints] = {}
     first = 0
@@ -245,12 +233,10 @@ class PolicyScore:
     """The outcome of a policy on a run.
 
     Attributes:
-        policy: the policy.
         skipped: number of steps that overflow.
         flushed: mean share of elements flushed over the sampled steps that are not skipped; None if there are none.
         lost: share of all gradient elements lost to skipped steps and flushing.
-        lowest: smallest scale during the run.
-        highest: largest scale during the run.
+        lowest, highest: smallest and largest scale during the run.
     """
 
     policy: ScalerPolicy

@@ -45,7 +45,6 @@ def _plain(name: str) -> str:
 
 
 def _known() -> dict[str, Format | BlockFormat]:
-    """Return all formats by every normalised spelling."""
     named: dict[str, Format | BlockFormat] = {**FORMATS, **SCALE_FORMATS, **BLOCK_FORMATS}
     spelled = {_plain(name): fmt for name, fmt in named.items()}
     for fmt in (*FORMATS.values(), *SCALE_FORMATS.values()):

@@ -21,7 +21,7 @@ _MOVING = _names(
     "detach alias split split_with_sizes chunk unbind narrow as_strided clone contiguous cat stack index gather unfold "
     "diagonal repeat flatten take index_select masked_select flip roll lift_fresh movedim swapaxes tril triu"
 )
-#: Ops whose result has a NaN only if an operand has one: of infinities they make infinities or numbers.
+#: Ops whose result has a NaN only if an operand has one: they turn infinities into infinities or numbers.
 _NAN_OF_NAN = _MOVING | _names(
     "exp exp2 expm1 special_exp2 special_expm1 sinh cosh sigmoid special_expit tanh atan arctan asinh erf special_erf "
     "erfc special_erfc relu relu6 leaky_relu hardtanh hardsigmoid clamp clamp_min clamp_max clip abs neg sign floor "

@@ -46,7 +46,7 @@ class TensorStatistics:
         amax: largest magnitude; None if unknown, or if every element is zero.
         amin_nonzero: smallest non-zero magnitude; None likewise.
         sum_sq: sum of squares; None if unknown.
-        source: the format the elements are in; None if unknown (then nothing is assumed about it).
+        source: the format the elements are in; None if unknown.
 
     Raises:
         ValueError: amax lies outside the last bin, or amin_nonzero outside the first: the row contradicts itself.

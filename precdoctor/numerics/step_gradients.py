@@ -61,7 +61,7 @@ class OverflowLimit:
         return cls(math.nextafter(first, 0.0) if first < math.inf else math.inf, first, first)
 
     def observed(self, scale: float, *, overflow: bool) -> OverflowLimit:
-        """Combine the limit with what the step did at ``scale``; this observation overrides facts that contradict it.
+        """Combine the limit with an observation of the step at ``scale``, which overrides facts that contradict it.
 
         After an overflow the finite elements say nothing about those that left the range: the limit lies at or below
         ``scale``, and is estimated as half of it unless a smaller estimate is known.
@@ -116,7 +116,7 @@ def _power_at_most(value: float) -> float:
 
 
 def _power_below(value: float) -> float:
-    """Return the largest power of two below ``value``."""
+    """Return the largest power of two below ``value``; 0 and Inf stay."""
     if value in (0.0, math.inf):
         return value
     mantissa, exponent = math.frexp(value)
@@ -125,15 +125,12 @@ def _power_below(value: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class StepGradients:
-    """What is known about the gradients of one scaler update.
+    """The known facts about the gradients of one scaler update.
 
     Attributes:
-        step: number of the step.
-        limit: the loss scale from which on they overflow.
         histogram: exponents of the gradients as stored, times ``scale``; None for a step that is not sampled.
         zeros: number of elements that were exactly zero: structural, or flushed by a cast.
         scale: the loss scale that the recorded gradients carry.
-        format: the format they are stored in.
         rounded: whether they were cast to ``format`` at ``scale``, so that some of the zeros may be flushed elements.
     """
 

@@ -27,7 +27,7 @@ from precdoctor.numerics.histogram import ExponentHistogram, Histograms
 MATCHED_BINS = 10
 #: Number of bins estimated below the limit; a bounded density holds under 1e-7 of its near mass beyond them.
 _REACH = 32
-#: With fewer surviving elements in the fitted bins the shape is unknown, and the estimate is 0.
+#: With fewer surviving elements in the fitted bins, or none in the two lowest, the estimate is 0: the shape is unknown.
 _MIN_COUNT = 32
 #: Real tensors follow no member of the family exactly. Larger counts would single out the member whose misfit lies in
 #: the emptiest bins; capped at this count, all members that fit about as well contribute.
@@ -63,7 +63,7 @@ class Tail:
         return float(self.counts.sum())
 
     def still_flushed(self, fmt: Format, scale: float) -> float:
-        """Estimate how many would be flushed again if the tensor were first multiplied by ``scale``, a power of two."""
+        """Estimate how many would be flushed again if the tensor were first multiplied by ``scale``; in whole bins."""
         top = math.floor(math.log2(fmt.flush_limit / scale))  # bins below this one are flushed
         return float(self.counts[: max(0, min(self.counts.size, top - self.lo))].sum())
 
@@ -91,10 +91,7 @@ class Tails:
 def flushed_tail(histogram: ExponentHistogram, zeros: int, fmt: Format) -> Tail:
     """Estimate how many of ``zeros`` rounding to ``fmt`` made, bin by bin below its flush limit.
 
-    Args:
-        histogram: exponents of the surviving elements, as stored in ``fmt``.
-        zeros: number of elements that are exactly zero.
-        fmt: the format.
+    ``histogram``: exponents of the surviving elements, as stored in ``fmt``.
     """
     tails = flushed_tails(Histograms.of([histogram]), np.array([zeros]), fmt)
     return Tail(tails.lo, tails.counts[0])
@@ -138,7 +135,6 @@ def magnitudes(histograms: Histograms) -> Floats:
 
 
 def _middles(lo: int, size: int) -> Floats:
-    """Return the middle magnitude of ``size`` bins from ``lo`` on."""
     return 1.5 * np.exp2(np.arange(lo, lo + size, dtype=np.float64))
 
 
@@ -178,7 +174,7 @@ def _log_normal(width: float) -> _Shape:
 
 
 def _student(freedom: int) -> _Shape:
-    """Student's distribution with an odd number of degrees of freedom (Abramowitz and Stegun, 26.7.3)."""
+    """``P(|X| < x)`` of Student's distribution, odd number of degrees of freedom (Abramowitz and Stegun, 26.7.3)."""
 
     def share_below(x: Floats) -> Floats:
         angle = np.arctan(x / math.sqrt(freedom))

@@ -28,11 +28,9 @@ class Bins:
     """Histograms of many tensors in the unit of the target format, after scaling.
 
     Attributes:
-        tensors: number of tensors.
         tensor: int64, shape ``(bins,)``: index of the tensor that each bin belongs to.
         lo: bin ``i`` holds ``counts[i]`` magnitudes in ``[lo[i], hi[i]]``, ``lo[i]`` itself only if ``closed[i]``.
-        likely_lo: where the magnitudes of the bin most probably begin.
-        likely_hi: where they most probably end.
+        likely_lo, likely_hi: the part of the bin in which the estimate spreads its magnitudes evenly.
     """
 
     tensors: int
@@ -118,8 +116,7 @@ class Tally:
 
     Attributes:
         elements: number of finite non-zero elements.
-        flushed: low, high, estimate.
-        saturated: low, high, estimate.
+        flushed, saturated: low, high, estimate.
         error: estimated energy of the error of a saturating cast over the energy of the tensor; 0 for an empty tensor.
     """
 

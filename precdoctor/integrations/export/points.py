@@ -60,7 +60,6 @@ class Point:
     """One step of one process.
 
     Attributes:
-        step: number of the step.
         wall_time: seconds since the epoch, at the end of the step; 0 if it was not recorded.
         scalars: by name, such as ``train/loss`` or ``headroom_binades/output/blocks.0.attn``.
         histograms: by name, ``(exponent of the first bin, counts)``; bin k counts 2^k < abs(x) <= 2^(k+1).
@@ -129,7 +128,6 @@ def _add_step(point: Point, row: Mapping[str, Any]) -> None:
 
 
 def _add_tensor(point: Point, row: Mapping[str, Any]) -> None:
-    """Add the numbers and the histogram of a tensors row."""
     where = "/".join([row["kind"], ".".join(filter(None, (row["module"] or row["root"], row["name"])))])
     if row["call"]:
         where += f"#{row['call'] + 1}"

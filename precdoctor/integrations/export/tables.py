@@ -75,7 +75,6 @@ def _removed_if_unfinished(path: Path) -> Iterator[None]:
 
 
 def _tables(run: Run) -> list[str]:
-    """Return the names of the tables to export: ``ops`` only if it has rows."""
     return [table for table in TABLES if table != "ops" or next(run.batches(table, ["step"]), None) is not None]
 
 

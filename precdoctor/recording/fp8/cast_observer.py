@@ -29,7 +29,7 @@ class Observer:
     """Observes one module call or backward pass.
 
     Args:
-        call: returns the module call that created an autograd node; for None, the observed call.
+        call: takes the number of the running autograd node; returns the call whose cast it is, None if not recorded.
         name: takes a call and a name; returns the name, with a number if it was given before.
         results: float8 tensors and the entries of their casts.
     """
@@ -46,7 +46,7 @@ class Observer:
         self._name = name
         self._results = results
         self._histories = Notes()
-        #: Entries measured before a clamp that no cast has followed yet.
+        #: By slot: entries measured before a clamp that no cast has followed yet.
         self._pending: dict[int, Entry] = {}
         self.casts = 0
         self.before = guarded(recorder)(self._before)
@@ -73,7 +73,7 @@ class Observer:
         return None
 
     def _after(self, what: str, args: Any, kwargs: Any, result: Any, before: Any) -> None:
-        """Note what an op's result is: ``before`` is the value of :meth:`_before`."""
+        """Note the history of an op's result, or its cast; ``before``: the value of :meth:`_before`."""
         if what == "matmul":
             self._multiplied(args)
             self._note_product(args, kwargs)
@@ -102,7 +102,6 @@ class Observer:
     # --- histories ---------------------------------------------------------------------------------------------------
 
     def _history(self, x: Tensor) -> History:
-        """Return the history of a tensor; a new one for a tensor without a note."""
         found = self._histories.get(x)
         if found is not None:
             assert isinstance(found, History), "nothing else is put there"
@@ -124,7 +123,7 @@ class Observer:
             self._histories.put(x, history)
 
     def _clamp(self, x: Tensor, lower: Any, upper: Any) -> History:
-        """Measure a tensor before a clamp to the range of a format; return the history of the result."""
+        """Return the history of a clamp's result; measure its input if the bounds are those of a format."""
         history = self._history(x)
         limit = bound(lower, upper)
         fmt = _MAXIMA.get(limit) if limit is not None else None
@@ -136,7 +135,7 @@ class Observer:
         return dataclasses.replace(history, measured=entry, whole=False)
 
     def _cast(self, x: Tensor, fmt: Format) -> Entry | None:
-        """Return the entry of a cast: that of a clamp just before it, else a new measurement."""
+        """Return the entry of a cast: that of a clamp just before it, else a new one; None if the cast has no row."""
         if not is_float(x):
             return None
         history = self._history(x)
@@ -203,8 +202,7 @@ class Observer:
             multipliers: the scales: one, or one per row or block.
 
         Returns:
-            The module, and the role of the operand there: ``weight``, ``input`` or ``grad_output``; None if not
-                recorded.
+            The module, and the operand's role there: ``weight``, ``input`` or ``grad_output``; None if not recorded.
         """
         recorder = self._recorder
         call = self._call_of(running_node())
@@ -233,10 +231,7 @@ def _known_as(call: Call, history: History) -> str | None:
 def block_scales(recorder: Recorder, operand: Entry, by: Tensor, *, inverse: bool) -> None:
     """Record the scales of an operand by row or block in a row of their own.
 
-    Args:
-        operand: entry of the cast.
-        by: one multiplier per row or block, or divisor if ``inverse``.
-        inverse: whether ``by`` are divisors.
+    ``by``: one multiplier per row or block; with ``inverse``, one divisor.
     """
     dense = tensor_leaves.plain(by) if recorder.options.takes("block_scale") else None
     if dense is None:
@@ -251,7 +246,7 @@ def block_scales(recorder: Recorder, operand: Entry, by: Tensor, *, inverse: boo
 def measure(
     recorder: Recorder, call: Call, name: str, x: Tensor, operand: Operand, scaled: Tensor | None = None
 ) -> Entry | None:
-    """Measure a tensor that is about to be cast, or ``scaled``, into the row of the cast; None if not recorded."""
+    """Measure ``scaled``, by default ``x``, into the row of a cast of ``x``; None if the cast is not recorded."""
     dense = tensor_leaves.plain(x if scaled is None else scaled)
     kind = "fp8_operand" if operand.fmt.bits == 8 else "subbyte_operand"
     site = recorder.site(call.place, kind, name, x, call=call.number, phase=call.phase)

@@ -31,8 +31,7 @@ class Call:
         names: of the tensors it received and of its own parameters.
         first: number of the first autograd node that the call could create.
         backward: whether this stands for the backward of the call.
-        missed: whether its casts were not observed in the forward pass, so that casts in its backward cannot be
-            assigned.
+        missed: whether its casts in the forward pass were not observed; then those in its backward get no rows.
     """
 
     place: Place
@@ -75,12 +74,11 @@ class Calls:
         return None
 
     def clear(self) -> None:
-        """Drop the calls of a finished step."""
         self._calls.clear()
         self._ends.clear()
 
 
 def running_node() -> int | None:
-    """Return the number of the autograd node that runs on this thread; None outside of a backward pass."""
+    """Return the number of the autograd node that runs on this thread; None if none runs."""
     node: Any = torch._C._current_autograd_node()
     return None if node is None else int(node._sequence_nr())

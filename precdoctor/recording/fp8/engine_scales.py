@@ -31,9 +31,8 @@ _HELD = ("scale", "amax_history")
 def delayed_scaling(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the scale and the amax history of each FP8 operand of a Transformer Engine module under delayed scaling.
 
-    Yields:
-        ``input.scale`` (scalar), ``input.amax_history`` (length of the history) and so on; for a module with several
-        products ``gemm1.input.scale`` ... Nothing for other modules, and for recipes without a history.
+    Their names are ``input.scale`` (a scalar), ``input.amax_history`` (a vector) and so on; for a module with several
+    products ``gemm1.input.scale`` ... Nothing for other modules, and for recipes without a history.
     """
     meta: Any = static.module_dict(module).get("fp8_meta")
     metas: Any = static.module_dict(module).get("_fp8_metas")
@@ -48,7 +47,7 @@ def delayed_scaling(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def quantises(module: nn.Module) -> bool:
-    """Whether a module of Transformer Engine has an FP8 recipe."""
+    """Whether a module of Transformer Engine has FP8 scales."""
     meta: Any = static.module_dict(module).get("fp8_meta")
     metas: Any = static.module_dict(module).get("_fp8_metas")
     states: list[Any] = list(dict.values(metas)) if issubclass(type(metas), dict) else [meta]

@@ -24,15 +24,15 @@ from precdoctor.recording.slots.cast_operand import FLOAT8, Operand
 if TYPE_CHECKING:
     from precdoctor.recording.observe.call_frame import Frame
 
-#: After this many observed backward passes without a cast, none is observed until a cast happens in one.
+#: After this many observed backward passes without a cast, none is observed until a cast in one, or in a new module.
 _PATIENCE = 2
 
 
 class Casts:
-    """One per recorder; the modes it opens belong to the thread that runs the module or calls ``backward``.
+    """Opens the modes of one recorder, on the threads that run modules or call ``backward``.
 
     Attributes:
-        met: whether this process has requested a cast to float8; until then this class does nothing else.
+        met: whether this process has requested a cast to float8; until then no mode is opened.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -95,7 +95,7 @@ class Casts:
         if not recorder.live or is_open() or (frame is not None and not frame.recorded):
             return
         if frame is None:
-            if is_own_run():  # otherwise a replay, a trace or an op counter runs it
+            if is_own_run():  # otherwise a replay, a trace or an op counter runs the code
                 self._record_unobserved(x, dtype, outside())
         elif not self._may_open():
             self._record_unobserved(x, dtype, _call_of(frame))
@@ -122,7 +122,7 @@ class Casts:
         return None
 
     def _note_running(self) -> None:
-        """Create records of the calls in progress at the first cast: they began before anything was observed."""
+        """Create the :class:`Call` of module calls in progress at the first cast: none was observed from its start."""
         self._follow_step()
         running = self._innermost_frame()
         for frame in getattr(self._recorder.local, "stack", ()):
@@ -135,7 +135,6 @@ class Casts:
         measure(self._recorder, call, self._named(call, "cast"), x, Operand(FLOAT8[dtype], None, whole=False))
 
     def _innermost_frame(self) -> Frame | None:
-        """Return the innermost module call of this thread; None outside of all modules."""
         stack: list[Frame] = getattr(self._recorder.local, "stack", None) or []
         return stack[-1] if stack else None
 
@@ -165,7 +164,7 @@ class Casts:
         return found
 
     def entered(self, frame: Frame, given: Mapping[Any, Any], *, recompute: bool) -> None:
-        """Begin a module call; the mode of an outer call does not observe its inside."""
+        """Begin a module call: close the mode of the outer call, and open one for this call if it is observed."""
         self._follow_step()
         self._let_go_of_interrupted()
         frame.call_made = call = _call_of(frame) if frame.recorded and not recompute else None
@@ -196,12 +195,12 @@ class Casts:
             self._pop()
 
     def _close_all(self) -> None:
-        """Close every mode at the end of recording; an interrupted call may have left some open."""
+        """Close every mode: an interrupted call may have left some open."""
         while self._open:
             self._pop()
 
     def _push(self, owner: object, mode: CastMode | None) -> None:
-        """Note a call or pass, and put its mode in the place of the outer one."""
+        """Note a module call or backward pass, and replace the mode of the outer one by its mode."""
         above = self._open[-1][1] if self._open else None
         if above is not None and above.is_top:
             take_off(above)
@@ -209,7 +208,7 @@ class Casts:
         _open_mode(mode)
 
     def _pop(self) -> object:
-        """Close the innermost call or pass, and reopen the mode around it."""
+        """Close the mode of the innermost call or pass, and reopen that of the next outer one; return the owner."""
         owner, mode = self._open.pop()
         if mode is not None:
             take_off(mode)
@@ -242,7 +241,10 @@ class Casts:
             self._observes_backward = self._passes_in_vain < _PATIENCE
 
     def _call_of_node(self, thread: int, depth: int, number: int | None) -> Call | None:
-        """Return the call whose backward runs; None in a module that the backward pass reruns: its casts have rows."""
+        """Return the call whose backward runs.
+
+        None in a module that the backward pass reruns, because its casts have rows already; or if they were missed.
+        """
         running = len(getattr(self._recorder.local, "stack", ()))
         if running > (depth if threading.get_ident() == thread else 0):
             return None
@@ -261,7 +263,7 @@ class Casts:
         return f"{name}.{count}" if count or name == "cast" else name
 
     def _follow_step(self) -> None:
-        """Drop calls, results and names of earlier steps and micro-steps."""
+        """Drop the calls and results of earlier steps, and the names of earlier micro-steps."""
         recorder = self._recorder
         now = (recorder.step, recorder.micro_step)
         if now != self._noted_step:

@@ -107,7 +107,7 @@ def supported() -> bool:
 
 
 def open_observer() -> Observer | None:
-    """Return the observer of the innermost mode of this thread; None without one."""
+    """Return the observer of this thread's innermost mode; None without one."""
     found = [m.observer for m in _get_current_dispatch_mode_stack() if isinstance(m, CastMode)]
     return found[-1] if found else None
 

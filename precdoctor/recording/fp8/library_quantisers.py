@@ -36,7 +36,7 @@ class Quantisation:
         fmt: the format of the elements.
         multipliers: scales that multiplied the elements, float32: one, or one per row or block.
         grid: shape in which to view ``given`` so that ``factors`` multiply it; None for its own shape.
-        factors: the multipliers in such a shape, of at least one dimension: products are float32.
+        factors: the multipliers in a shape that broadcasts to it. Not a scalar: its products would not be float32.
     """
 
     given: Tensor
@@ -51,7 +51,7 @@ Reader = Callable[[tuple[Any, ...], dict[str, Any], Any], Quantisation | None]
 
 
 class LibraryQuantisers:
-    """Replaces the quantisers of every imported library, once each, at the beginning of steps."""
+    """Replaces the quantisers of every imported library, once each, at the beginning of sampled steps."""
 
     def __init__(self, recorder: Recorder, casts: Casts) -> None:
         self._recorder, self._casts = recorder, casts
@@ -62,7 +62,7 @@ class LibraryQuantisers:
         self._inside = threading.local()
 
     def install(self) -> None:
-        """Patch the casts of torch, and look for libraries at every sampled step, because scripts import them late."""
+        """Patch the casts of torch; search for libraries at every sampled step, because scripts import them late."""
         self._casts.install()
         takes = self._recorder.options.takes
         if takes("fp8_operand") or takes("subbyte_operand"):
@@ -102,7 +102,7 @@ class LibraryQuantisers:
         return wrapper
 
     def _record(self, read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Record one call of a quantiser, if an observer is open."""
+        """Record one call of a quantiser, if a mode observes this code."""
         observer = self._casts.observer_of_library()
         if observer is None:
             return

@@ -27,12 +27,12 @@ class History:
     """A tensor's history.
 
     Attributes:
-        origin: key of the memory of the tensor it began as; None if it has none.
+        origin: ``storage_key`` of the tensor it began as.
         parameter: name of the parameter that it began as; None for another tensor.
         factors: scalars that have multiplied it since; None if something else multiplied it.
         whole: whether no op has clipped it.
         measured: entry of the tensor before it was clipped at the maximum of a format.
-        parts: the tensor that multiplied it by row or block (or, if true, divided it), if only scalars did otherwise.
+        parts: the tensor that multiplied it by row or block (or, if true, divided it), if nothing else did.
     """
 
     origin: int | None
@@ -48,7 +48,7 @@ class History:
         return dataclasses.replace(self, factors=together, measured=None, parts=None)
 
     def by_parts(self, other: Tensor, *, divide: bool) -> History:
-        """Return the history after multiplication or division by one number per row or block (weakly referenced)."""
+        """Return the history after multiplication or division by one number per row or block."""
         only = self.factors == () and self.parts is None
         return dataclasses.replace(self.times(None), parts=(weakref.ref(other), divide) if only else None)
 
@@ -75,20 +75,18 @@ class Notes:
             self._notes[key] = (StorageWeakRef(x.untyped_storage()), note)
 
     def drop(self, x: Tensor) -> None:
-        """Delete the note, because the memory was written to."""
+        """Delete the note on a tensor's memory."""
         if self._notes and (key := storage_key(x)) is not None:
             self._notes.pop(key, None)
 
     def clear(self) -> None:
-        """Delete all notes."""
         self._notes.clear()
 
 
 def scaled(a: Any, b: Any, result: Tensor, *, divide: bool) -> tuple[Tensor, tuple[Factor, ...] | Tensor] | None:
     """Find which operand of ``a * b`` or ``a / b`` is the data, and the scalar or tensor that multiplies it.
 
-    Returns:
-        None if neither operand scales the other: both are as large as the result, or the result is a scalar itself.
+    None if neither operand scales the other: both are as large as the result, or the result is a scalar itself.
     """
     first = divide or (isinstance(a, Tensor) and a.numel() == result.numel())
     data, other = (a, b) if first else (b, a)
@@ -120,7 +118,7 @@ def bound(lower: Any, upper: Any) -> float | None:
 
 
 def _number(value: Any) -> float | None:
-    """Return a bound as a float; None if it is none or lies on a device."""
+    """Return a bound as a float; None if it is not one number, or not on the CPU."""
     if isinstance(value, Tensor):
         if value.numel() != 1 or not value.is_cpu:
             return None

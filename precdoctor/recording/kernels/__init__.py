@@ -35,12 +35,11 @@ _library.define("stat(Tensor x, int slot) -> ()")
 _library.define("update(Tensor before, Tensor after, Tensor intended, int slot) -> ()")
 
 _banks: dict[torch.device, Bank] = {}
-#: Slots that also get histograms of blocks of 16, for NVFP4; ``slot_table`` chooses their kinds.
+#: Slots that also get histograms of blocks of 16, for NVFP4; ``slot_table`` chooses them by kind.
 _with_block16: set[int] = set()
 #: Slots that get a fingerprint on CUDA, where it costs as much as a third of everything else.
 _with_fingerprint: set[int] = set()
 _FINGERPRINT = 8  # bit of a ``want`` mask; the lower bits are the block sizes
-#: Whether block histograms are recorded at the moment.
 _with_blocks = True
 
 
@@ -98,12 +97,10 @@ def _stat(x: Tensor, slot: int) -> None:
 
 
 def _wanted_blocks(slot: int) -> int:
-    """Return the block sizes that a slot records now, as a bit mask."""
     return 0 if not _with_blocks else _ALL_BLOCKS if slot in _with_block16 else _ACTIVATION_BLOCKS
 
 
 def _wanted(slot: int) -> int:
-    """Return block sizes and fingerprint that a slot records now, as a bit mask."""
     return _wanted_blocks(slot) | (_FINGERPRINT if slot in _with_fingerprint else 0)
 
 
@@ -141,12 +138,7 @@ for _name in ("stat", "update"):
 
 
 def stat(x: Tensor, slot: int) -> None:
-    """Accumulate the statistics of ``x`` into a slot of its device.
-
-    Args:
-        x: floating-point, dense, not empty; any strides.
-        slot: row of the device's bank.
-    """
+    """Accumulate the statistics of ``x`` (floating-point, dense, not empty; any strides) into a slot of its device."""
     # The dispatcher would cost small tensors more than the kernel. Only a graph being traced needs the op itself.
     if torch.compiler.is_compiling():
         torch.ops.precdoctor.stat.default(x, slot)
@@ -164,10 +156,7 @@ def reads_memory(x: Tensor) -> bool:
 def read(x: Tensor, slot: int, *, restart: bool = False) -> None:
     """:func:`stat` with less overhead, for a tensor that :func:`reads_memory` accepts.
 
-    Args:
-        x: the tensor.
-        slot: row of its device's bank.
-        restart: discard the values of the slot first.
+    ``restart``: discard the values of the slot first.
     """
     home = bank(x.device)
     home.launches += 1
@@ -179,8 +168,7 @@ def update(before: Tensor, after: Tensor, intended: Tensor | Adam, slot: int) ->
 
     Args:
         before, after: the weight.
-        intended: FP32 or FP64, of the weight's shape; or its terms if :func:`makes_updates` accepts them.
-        slot: row of the device's bank.
+        intended: of the weight's shape; or its terms if :func:`makes_updates` accepts them.
     """
     if isinstance(intended, Adam):
         home = bank(before.device)
@@ -224,7 +212,7 @@ def together(jobs: Sequence[batched.Job], tables: batched.Tables) -> None:
 
 
 def one_by_one(job: batched.Job) -> None:
-    """Measure one tensor, or update, of :func:`together` by itself."""
+    """Measure one job of :func:`together` in a launch of its own."""
     if job.restart:
         bank(job.x.device).restart(job.slot)
     if job.before is None or job.intended is None:
@@ -237,14 +225,14 @@ _own = threading.local()
 
 
 def measured(x: Tensor, *, fingerprint: bool = False) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Return the slot row of one tensor, without block histograms, in no slot of the run; waits for its device.
+    """Measure one tensor outside of the run's slots, without block histograms; waits for its device.
 
     Args:
         x: as for :func:`stat`.
-        fingerprint: record one on CUDA also.
+        fingerprint: compute it on CUDA also.
 
     Returns:
-        Integer and float columns (see ``row_layout``). The next call on this thread overwrites them.
+        Integer and float row (see ``row_layout``). The next call on this thread overwrites those of a CPU tensor.
     """
     x = measurable(x)
     banks: dict[torch.device, Bank] = _own.__dict__.setdefault("banks", {})

@@ -19,7 +19,6 @@ class Adam:
         first, second: the moments, dense, of the weight's shape.
         factor: -lr / (1 - beta1**t); a tensor if the rate or the step count is on a device, which is not waited for.
         root: sqrt(1 - beta2**t); likewise.
-        eps: the optimizer's.
         decay: lr * weight_decay of AdamW; None without decay.
     """
 
@@ -32,7 +31,7 @@ class Adam:
 
     @property
     def shape(self) -> torch.Size:
-        """The weight's shape."""
+        """Shape of the weight."""
         return self.first.shape
 
     def part(self, take: Callable[[Tensor], Tensor]) -> Adam:

@@ -20,12 +20,12 @@ from precdoctor.recording.kernels.tiling import Tiling, is_aligned, tiling
 
 #: A row of the table: up to three addresses, those of the slot's integers and floats, its first program; the tiling.
 TILING: Final = 6
-#: The fields of a tiling that differ between tensors of one launch: all but ``width`` and ``flat``.
+#: Fields of a row: all of the tiling's but ``width`` and ``flat``, which are equal for all tensors of a launch.
 FIELDS: Final = TILING + len(Tiling._fields) - 2
-#: Minimum number of tiles of a program, and about the maximum number of programs of a launch.
+#: Minimum of ``Table.chunk``, and about the maximum number of programs of a launch.
 FEWEST_TILES: Final = 8
 MOST_PROGRAMS: Final = 2048
-#: Tables kept: tensors of one kind need one per dtype, tile width, alignment and stream.
+#: Maximum tables kept: tensors of one kind need one per dtype, tile width, alignment and stream.
 _MOST_TABLES: Final = 64
 
 
@@ -49,13 +49,12 @@ class Group(NamedTuple):
     dtype: torch.dtype
     #: Blocks and fingerprint, as a bit mask.
     want: int
-    #: How the kernel counts and reads the tiles; see :class:`tiling.Tiling`.
+    #: See :class:`tiling.Tiling`, and :func:`tiling.is_aligned`.
     width: int
     flat: bool
-    #: See :func:`tiling.is_aligned`.
     aligned: bool
     restart: bool
-    #: For updates, the dtype of the intended ones; None for statistics of a tensor.
+    #: The dtype of intended updates; None for statistics of tensors.
     intended: torch.dtype | None
 
 
@@ -71,7 +70,7 @@ class Home(Protocol):
     """The slots of one device."""
 
     def addresses(self, slot: int) -> tuple[int, int]:
-        """Return the addresses of the integer and float row of a slot."""
+        """Return the addresses of a slot's integer and float row."""
 
 
 def grouped(
@@ -84,7 +83,6 @@ def grouped(
 
     Args:
         jobs: any, as long as no slot occurs twice.
-        home: returns the slots of a device.
         want: returns blocks and fingerprint of a slot, as a bit mask.
         stream: returns the current stream of a tensor's device.
     """
@@ -95,7 +93,7 @@ def grouped(
         if before is None or intended is None:
             tensors, blocks, kind = [x], want(job.slot), None
             on = tiling(x.shape, None if x.is_contiguous() else x.stride(), x.dtype, blocks)
-        else:  # all three lie in memory in the same order
+        else:  # all three have the same layout in memory
             tensors, blocks, kind = [before, x, intended], 0, intended.dtype
             on = tiling(x.shape, None, torch.float32, 0)
         if x.device not in streams:
@@ -155,10 +153,7 @@ class Table:
 
 
 def assigned_programs(tiles: Sequence[int]) -> tuple[int, list[int], np.ndarray[tuple[int, ...], np.dtype[np.int32]]]:
-    """Divide the tiles of several tensors among programs.
-
-    Returns tiles per program, the first program of each tensor, and the tensor of each program.
-    """
+    """Divide tiles among programs: return tiles per program, each tensor's first program, and each program's tensor."""
     chunk = max(FEWEST_TILES, math.ceil(sum(tiles) / MOST_PROGRAMS))
     programs = [math.ceil(n / chunk) for n in tiles]
     firsts = list(itertools.accumulate(programs, initial=0))[:-1]

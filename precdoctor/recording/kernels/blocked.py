@@ -101,7 +101,6 @@ def _accumulate(
 
 
 def _value(bits: int) -> float:
-    """Return the FP32 number with these magnitude bits."""
     return float(torch.tensor(bits, dtype=torch.int32).view(torch.float32))
 
 

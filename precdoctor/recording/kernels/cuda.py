@@ -23,7 +23,7 @@ _failures: list[str] = []
 _reported = 0
 #: After so many failed kernels the cause is not the kernel, and no other one is tried.
 _MOST_FAILURES: Final = 3
-#: Per thread, whether :func:`stay_out_of_captures` has run; and CUDA's code of that mode.
+#: Per thread, whether :func:`stay_out_of_captures` has run; and CUDA's code of the capture mode that it sets.
 _thread = threading.local()
 _RELAXED: Final = 2
 #: Bit mask: blocks of every size, and a fingerprint.
@@ -82,13 +82,7 @@ def updates_fit(before: Tensor, after: Tensor, intended: Tensor) -> bool:
 def measure_many(group: batched.Group, members: Sequence[batched.Member], table: batched.Table, to: Tensor) -> bool:
     """Measure the tensors of a group in one launch (two if slots are restarted).
 
-    Returns False, with nothing measured, if that is impossible.
-
-    Args:
-        group: the properties that the tensors share.
-        members: the tensors and their slots.
-        table: the group's table.
-        to: the launch counter of the device.
+    Returns False, with nothing measured, if that is impossible. ``to``: the launch counter of the device.
     """
 
     def launch() -> None:

@@ -68,11 +68,7 @@ class DeviceLook:
         )
 
     def look(self, addresses: list[int], stream: int) -> Tensor | None:
-        """Launch the kernel on the current stream.
-
-        Args:
-            addresses: of the tensors.
-            stream: the current one.
+        """Launch the kernel on ``stream``, the current one, for tensors at these addresses.
 
         Returns:
             FP64, shape ``(dtypes, 2)``, on the device: amax as in :func:`native_cpu.look`, and sum of squares. None

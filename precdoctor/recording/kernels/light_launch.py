@@ -26,7 +26,7 @@ Launcher = Callable[..., object]
 
 
 class _SlowStartNotice:
-    """Prints once why the first steps are slow, if compiling takes long."""
+    """Prints once that compiling makes the first steps slow, if it takes long."""
 
     _SECONDS: Final = 5.0
 
@@ -59,7 +59,7 @@ class _Compiled:
 
 
 class KernelFailedError(Exception):
-    """A kernel is requested that did not compile before."""
+    """A launch was requested of a kernel that had failed to compile before."""
 
 
 class LightLaunch:
@@ -84,7 +84,6 @@ class LightLaunch:
         Args:
             programs: number of programs.
             device: the current one.
-            arguments: of the kernel.
             constants: arguments that are compiled in.
 
         Raises:

@@ -45,7 +45,7 @@ def _tensor_guards() -> Callable[..., Any] | None:
 
 
 class Layout:
-    """The properties of a list of tensors at its last full check; :func:`native_cpu.look` makes six queries per tensor.
+    """The properties of a list of tensors at its last full check, in which :func:`native_cpu.look` queries each tensor.
 
     The gradients of a training are new tensors at new addresses in every step, but usually have the same properties.
     One call of C confirms this, and then only their addresses are queried.
@@ -63,13 +63,9 @@ class Layout:
         self._on_device: DeviceLook | None = None
 
     def look(self, tensors: Sequence[Any]) -> tuple[float, float] | Tensor | None:
-        """Return amax and sum of squares, as :func:`native_cpu.look` does, if the properties are unchanged; else None.
+        """Return the result of :func:`native_cpu.look`, or on a GPU of :meth:`DeviceLook.look`.
 
-        Args:
-            tensors: anything, outside of torch.func.
-
-        Returns:
-            For tensors on a GPU, the result of :meth:`DeviceLook.look`.
+        Call outside of torch.func. None if properties or stream changed, memory was freed, or the kernel cannot run.
         """
         if self._has_properties is None or len(tensors) != self._count or not self._has_properties(*tensors):
             return None

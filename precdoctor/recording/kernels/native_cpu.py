@@ -64,7 +64,7 @@ _WIDEST: Final = 128
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """Return the library; None if there is none or it was built for another slot layout."""
+    """Return the library; None if it is missing, disabled, or built for another slot layout."""
     path = Path(__file__).with_name(LIBRARY)
     if os.environ.get(DISABLE_VARIABLE) or not path.is_file():
         return None
@@ -98,10 +98,9 @@ def library() -> ctypes.CDLL | None:
 
 
 def choose_variant(name: str | None, lib: ctypes.CDLL | None = None) -> str:
-    """Select the named variant; the best supported one if ``name`` is None or the processor does not support it.
+    """Select the named variant, or the best supported one if the processor lacks it or ``name`` is None or unknown.
 
-    Returns:
-        The name of the variant in use. All variants give the same bits.
+    Returns the name of the variant in use. All variants give the same bits.
     """
     lib = lib or library()
     assert lib is not None
@@ -165,11 +164,9 @@ def measure_at(x: Tensor, ints: int, floats: int, counter: int, want: int, recen
     """:func:`measure` by the addresses of the slot's rows: creating views costs more than measuring small tensors.
 
     Args:
-        x: the tensor.
-        ints, floats, counter: addresses.
         want: block sizes as from :func:`wanted`.
-        recent: tensors that other slots hold; updated. Modules often return their input, and recognising this (by the
-            fingerprint) costs a third of measuring it again.
+        recent: tensors measured earlier in this step; updated. Modules often return their input, and recognising this
+            (by the fingerprint) costs a third of measuring it again.
     """
     lib: Any = library()
     strides = None if x.is_contiguous() else x.stride()
@@ -219,7 +216,7 @@ def update_at(before: Tensor, after: Tensor, intended: Tensor, ints: int, floats
 
 
 def supports_adam(before: Tensor, after: Tensor, adam: Adam) -> bool:
-    """Whether :func:`adam_at` accepts these: moments in FP32, everything on the CPU, of one shape and contiguous."""
+    """Whether :func:`adam_at` accepts these: contiguous, on the CPU, moments in FP32, other terms Python numbers."""
     moments = adam.first, adam.second
     return (
         supports(before)
@@ -249,13 +246,10 @@ LOWEST: Final = 1 << 40
 
 
 def look(tensors: Sequence[Tensor]) -> tuple[float, float] | None:
-    """Return amax over some tensors, NaN or infinite exactly if an element is, and the sum of their squares, in FP64.
+    """Return amax over plain tensors, non-finite exactly if an element is, and the sum of their squares, in FP64.
 
-    Args:
-        tensors: plain tensors or parameters, outside of torch.func.
-
-    Returns:
-        None if one of them is unsupported: not on the CPU, not in one piece of memory, or of another dtype.
+    None without the library, or if a tensor is not on the CPU, has gaps in its memory or none, or has another dtype
+    than :data:`CODES`. Call outside of torch.func.
     """
     lib: Any = library()
     if lib is None or not all(map(_IS_CPU, tensors)):
@@ -310,11 +304,7 @@ Recent = dict[int, "tuple[ctypes.Array[ctypes.c_int64], int, int, int]"]
 def _plan(dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...] | None, want: int) -> Plan:
     """Return how the library iterates over a tensor (``plan_t`` in stats.h), and the tensor's number of elements.
 
-    Args:
-        dtype: the tensor's.
-        shape: the tensor's; not empty.
-        strides: in elements; None for a contiguous tensor.
-        want: block sizes as from :func:`wanted`.
+    ``strides``: in elements; None for a contiguous tensor. ``want``: block sizes as from :func:`wanted`.
     """
     return _pack(dtype, want, reference.fingerprint_seed(dtype, shape), walk(shape, strides))
 

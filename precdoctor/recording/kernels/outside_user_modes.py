@@ -10,8 +10,7 @@ import torch
 
 #: Returns the number of open dispatch modes, the user's and ours.
 modes_open: Final[Callable[[], int]] = torch._C._len_torch_dispatch_stack
-#: Context manager: inside :data:`without_functions`, enable the user's ``__torch_function__`` again, of modes and of
-#: subclasses, while code of the user runs again.
+#: Context manager for the user's code inside :data:`without_functions`: enables ``__torch_function__`` again.
 with_functions: Any = getattr(torch._C, "_EnableTorchFunction", contextlib.nullcontext)
 #: Context manager: call no ``__torch_function__`` of modes or subclasses.
 without_functions: Any = (
@@ -25,7 +24,7 @@ def _may_react(depth: int) -> bool:
 
 
 def is_unwatched() -> bool:
-    """Whether no open mode may react to our ops."""
+    """Whether no open mode may react to our ops; False in inference mode."""
     depth = modes_open()
     if torch._C._len_torch_function_stack() or torch.is_inference_mode_enabled():
         return False
@@ -38,7 +37,7 @@ def only_estimates() -> bool:
 
 
 class apart_from_user_modes:  # noqa: N801 - used like a function
-    """Run our ops where no mode of the user can see, count or redirect them."""
+    """Run our ops where no mode of the user can see, count or redirect them; without autograd and inference mode."""
 
     # A class, not a generator: it is entered for every tensor, and a generator's overhead would double its cost.
     __slots__ = ("_exits", "_had_grad", "_no_functions")
@@ -51,9 +50,8 @@ class apart_from_user_modes:  # noqa: N801 - used like a function
         watched = depth and (self.every or _may_react(depth))
         if watched or torch.is_inference_mode_enabled():
             self._exits = contextlib.ExitStack()
-            if (
-                torch.is_inference_mode_enabled()
-            ):  # our banks outlive inference mode: created in it, they could not be written to later
+            # Our banks outlive inference mode: created in it, they could not be written to later.
+            if torch.is_inference_mode_enabled():
                 self._exits.enter_context(torch.inference_mode(mode=False))
             if watched:
                 from torch.utils._python_dispatch import _disable_current_modes
@@ -71,7 +69,7 @@ class apart_from_user_modes:  # noqa: N801 - used like a function
             self._exits.close()
 
 
-class apart_from_every_mode(apart_from_user_modes):  # noqa: N801 - the same
+class apart_from_every_mode(apart_from_user_modes):  # noqa: N801 - used like a function
     """:class:`apart_from_user_modes` that shuts out our own modes also.
 
     A mode receives a bare number in place of a tensor that stands for one, as the 2 that autograd saves for ``2 * x``.
@@ -82,6 +80,6 @@ class apart_from_every_mode(apart_from_user_modes):  # noqa: N801 - the same
 
 
 def detached(x: torch.Tensor) -> torch.Tensor:
-    """Return ``x.detach()``, hidden from the user's modes; called if a mode is open."""
+    """Return ``x.detach()``, hidden from the user's modes."""
     with apart_from_user_modes():
         return x.detach()

@@ -218,7 +218,7 @@ def fingerprint(piece: Tensor, start: int) -> Tensor:
 
 
 def mix_words(a: Tensor, c: Tensor) -> Tensor:
-    """Sum of ``mix`` over words to which the index is already added. Overwrites both int32 planes."""
+    """Return the sum of ``mix`` over ``a``, which holds ``b + (i + 1) * GOLDEN``. Overwrites both int32 planes."""
     torch.bitwise_right_shift(a, 15, out=c)
     a ^= c.bitwise_and_(0x1_FFFF)
     torch.mul(a, signed32(_M), out=c)
@@ -254,9 +254,7 @@ def measure_update(
         after: the weight after it; same dtype and shape.
         intended: the update that the optimizer computed, before it was added and rounded; same shape, any float dtype.
             Elements that are zero or not finite count as not intended.
-        ints: the slot's integer row.
-        floats: the slot's float row; the difference is taken in FP32 (FP64 for FP64 weights).
-        counter: the device's launch counter.
+        ints, floats, counter: as for :func:`measure`. The difference is taken in FP32 (FP64 for FP64 weights).
     """
     wide = torch.float64 if before.dtype == torch.float64 else torch.float32
     measure(after.to(wide) - before.to(wide), ints, floats, counter, ())

@@ -1,8 +1,8 @@
 """The memory that kernels write to: one row per slot, in blocks, in one bank per device, and its copies on the host.
 
-On the CPU the blocks themselves go to the drain. On a GPU they are parts of one segment of memory, which each step
-sends to the host by one copy to pinned memory; a new bank has several segments until its first snapshot, doubling in
-size as slots are added.
+On the CPU the blocks themselves go to the drain, unless copying a few rows is cheaper. On a GPU they are parts of one
+segment of memory, which each step sends to the host by one copy to pinned memory; a new bank has several segments until
+its first snapshot, doubling in size as slots are added.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ class Bank:
     """All slots of one device.
 
     Attributes:
-        device: the device that holds the rows.
         counter: int64 scalar, launches since the last snapshot; the order of execution on the device.
         launches: the same number, counted on the host.
     """
@@ -62,7 +61,7 @@ class Bank:
         #: Tensors and addresses of a block are one object, replaced as one: a signal handler of the user may raise
         #: between any two lines.
         self._blocks: list[_Block] = []
-        #: For tensors of this step that another slot may measure again: what their memory was measured as.
+        #: The tensors measured in this step, because another slot may measure the same memory again.
         self.recent: native_cpu.Recent = {}
         #: Fresh blocks for coming snapshots; a deque, because the drain thread appends to it.
         self._spare: collections.deque[tuple[Tensor, Tensor]] = collections.deque()
@@ -287,12 +286,10 @@ def _gather(blocks: Sequence[Tensor], slots: npt.NDArray[np.int64], first: int, 
 
 
 def _rows_of(fresh: Tensor) -> Tensor:
-    """Return a block of fresh rows on the CPU."""
     return torch.from_numpy(np.tile(fresh.numpy(), (_SLOTS_PER_BLOCK, 1)))
 
 
 def _copied_and_reset(rows: Tensor, fresh: Tensor) -> Tensor:
-    """Return a copy of some rows, and reset the rows."""
     copy = torch.from_numpy(rows.numpy().copy())
     _reset(rows, fresh)
     return copy

@@ -136,10 +136,7 @@ def _update_many(
 def launch(group: batched.Group, table: batched.Table, counter: Tensor) -> None:
     """Measure the tensors of a group, whose table must be up to date.
 
-    Args:
-        group: the properties that the tensors share.
-        table: the group's, on their device.
-        counter: the device's launch counter; advanced by the number of tensors.
+    ``counter``: the device's launch counter; advanced by the number of tensors.
     """
     _, *fmt = FORMATS[group.dtype]
     size = torch.empty(0, dtype=group.dtype, device="cpu").element_size()

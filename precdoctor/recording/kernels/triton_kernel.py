@@ -83,7 +83,7 @@ def measure_tiles(
             x, ints, floats, first, stop, step, numel, columns, column_stride, groups,
             size1, size2, stride0, stride1, stride2, MBITS, BIAS, SPECIAL, FNUZ, SIZE, SMALLEST, LARGEST, WANT, W,
         )  # fmt: skip
-    else:  # noqa: RET505 - Triton takes both branches for one where they do not part here
+    else:  # noqa: RET505 - without the else, Triton compiles both calls
         return measure_window(
             x, ints, floats, first, stop, step, numel, columns, column_stride, groups,
             size1, size2, stride0, stride1, stride2,
@@ -155,9 +155,7 @@ def _stat(
 def supports(x: Tensor, want: int) -> bool:
     """Whether the kernel supports the dtype, and the tensor's strides merge into few enough dimensions.
 
-    Args:
-        x: any tensor.
-        want: blocks and fingerprint, as a bit mask.
+    ``want``: blocks and fingerprint, as a bit mask.
     """
     return x.dtype in FORMATS and (x.is_contiguous() or fits(x.shape, x.stride(), want))
 
@@ -167,9 +165,7 @@ def measure(
 ) -> None:
     """:func:`precdoctor.recording.kernels.reference.measure` for tensors that :func:`supports` accepts.
 
-    Args:
-        x, ints, floats, counter, blocks: see there.
-        fingerprint: compute it; otherwise the slot's stays 0.
+    Without ``fingerprint`` the slot's stays 0.
     """
     want = sum(1 << at.BLOCK_SIZES.index(size) for size in blocks) | 8 * fingerprint
     measure_at(x, ints.data_ptr(), floats.data_ptr(), counter.data_ptr(), want)

@@ -99,10 +99,8 @@ def launch(
 
     Args:
         device: the current one.
-        programs: length of ``owners``.
         addresses: of ``rows, owners, partial, out, done``.
-        chunk: tiles per program.
-        dtype: of the tensors, at most 32 bits.
+        dtype: at most 32 bits.
         aligned: whether all addresses of tensors are multiples of 16.
     """
     integer, *fmt = FORMATS[dtype]

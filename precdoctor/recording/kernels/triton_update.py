@@ -104,7 +104,7 @@ def _measure_left_out(
     MBITS: tl.constexpr, BIAS: tl.constexpr, SPECIAL: tl.constexpr, FNUZ: tl.constexpr, SIZE: tl.constexpr,
     SMALLEST: tl.constexpr, LARGEST: tl.constexpr, INTENDED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Count what lanes have left out of some tiles. Returns the number of non-finite differences."""
+    """Count the elements of flagged lanes, tile by tile. Returns the number of non-finite differences."""
     bad = tl.zeros([], tl.int64)
     again = tl.reduce(flags, 0, either)
     while again != 0:
@@ -126,7 +126,7 @@ def _measure_window(
     MBITS: tl.constexpr, BIAS: tl.constexpr, SPECIAL: tl.constexpr, FNUZ: tl.constexpr, SIZE: tl.constexpr,
     SMALLEST: tl.constexpr, LARGEST: tl.constexpr, INTENDED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Count one program's tiles in windows, then what lanes have left out. Returns the number of bad differences."""
+    """Count one program's tiles in windows, then flagged lanes. Returns the number of non-finite differences."""
     none = tl.zeros([LANES], tl.int64)
     amax = tl.zeros([LANES], tl.int32)
     amin = tl.full([LANES], 0xFFFFFFFF, tl.uint32)  # magnitudes less one, so that a zero is the largest

@@ -202,7 +202,7 @@ def either(a, b):
 
 @triton.jit
 def scale_of(top):
-    """Return the power of two that scales a window's largest magnitudes to at most 2, so that squares stay in range."""
+    """Return the power of two that scales a window's largest magnitudes to at most 4, so that squares stay in range."""
     return ((254 - tl.minimum(top, 253)) << 23).to(tl.float32, bitcast=True)
 
 
@@ -337,7 +337,7 @@ def _measure_left_out(
     SMALLEST: tl.constexpr, LARGEST: tl.constexpr, WANT: tl.constexpr, FLAT: tl.constexpr, ALIGNED: tl.constexpr,
     UNIT: tl.constexpr, G: tl.constexpr, B: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
-    """Count what lanes have left out of some tiles. Returns the number of non-finite elements."""
+    """Count the elements of flagged lanes, tile by tile. Returns the number of non-finite elements."""
     N: tl.constexpr = LANES * E
     bad = tl.zeros([], tl.int64)
     again = tl.reduce(tl.reshape(flags, [LANES]), 0, either)

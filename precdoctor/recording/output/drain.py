@@ -48,10 +48,8 @@ _MAX_EVIDENCE = 16
 _FORK_SECONDS = 5.0
 
 
-#: Rows of memory that a snapshot holds.
 _ROWS = operator.attrgetter("rows")
 
-#: What the training side hands over.
 Item = StepBatch | EventBatch | OpBatch
 
 
@@ -114,7 +112,7 @@ class Drain:
     # --- the training side -------------------------------------------------------------------------------------------
 
     def put(self, item: Item) -> None:
-        """Queue a step or events; never waits for the writer."""
+        """Queue an item; never waits for the writer."""
         if isinstance(item, StepBatch) and (listed := item.facts.ops) is not None:
             item.facts.ops = None
             self.put(listed)
@@ -150,24 +148,21 @@ class Drain:
         return not self._queue and not self._handling
 
     def _take(self) -> Item:
-        """Remove and return the oldest item of the queue."""
         item = self._queue.popleft()
         if self._sampled and self._sampled[0] is item:
             self._rows_waiting -= self._sampled.popleft().rows_held
         return item
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
-        """Have the thread rewrite rank.json with these facts."""
+        """Have the thread rewrite rank.json."""
         with self._lock:
             self._facts = facts
             self._wake.put(None)
 
     def close(self, end: Mapping[str, Any], *, wait: bool = True) -> None:
-        """Have the thread write everything queued, and the end marker; only the first call's ``end`` counts.
+        """Have the thread write everything queued, and ``end`` as end.json; only the first call's counts.
 
-        Args:
-            end: content of end.json.
-            wait: block until it is done, for a minute at most.
+        ``wait``: block until it is done, for a minute at most.
         """
         with self._lock:
             self._end = self._end or dict(end)
@@ -264,7 +259,7 @@ class Drain:
 
     def _write_step(self, writer: RankWriter, batch: StepBatch) -> None:
         """Write the rows and events of one step, once the device has delivered them."""
-        # Handed over twice, because a signal handler raised between the hand-over and the next step.
+        # A step can arrive twice if a signal handler raised between its hand-over and the next step.
         if batch.facts is self._last_written:
             batch.release()
             return
@@ -363,7 +358,7 @@ class Drain:
 
 
 def _rows_of(item: Item) -> int:
-    """Number of log rows that are lost with an item."""
+    """Return the number of log rows that are lost with an item."""
     if isinstance(item, OpBatch):
         return item.rows
     return len(item.events) if isinstance(item, EventBatch) else 1 + item.dropped + len(item.entries)

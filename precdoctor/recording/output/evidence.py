@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from precdoctor.numerics.arrays import Bools, Floats, Ints
 
-#: Largest finite number of the 16-bit floating-point formats.
+#: Largest finite numbers.
 _MAXIMA: Final = {"float16": 65504.0, "bfloat16": 3.3895e38}
 #: Minimum rows before a tensor has a range to compare with, and minimum steps for a number of the step.
 _FEWEST: Final = 4
@@ -70,7 +70,7 @@ class Evidence:
             discarded | fact (found by the scan of that step, to be confirmed).
         step: the step that shows it.
         tensor: ``root/module:kind:name``; empty for numbers of the step.
-        before, now: the numbers.
+        before, now: the number's earlier and its new value.
     """
 
     what: str
@@ -104,7 +104,7 @@ class Watcher:
         self._seen: Ints = np.zeros(0, np.int64)
         self._state: Floats = np.zeros((4, 0))
         self._optimizers: dict[str, _OptimizerHistory] = {}
-        #: Whether there are FP16 gradients of weights; and the largest of their norms in a clipped step.
+        #: Whether weights have FP16 gradients; and the largest gradient norm of a clipped step.
         self._half, self._clipped = False, 0.0
         self._scale: float | None = None
         self._floor = math.inf  # the lowest scale held so far
@@ -115,10 +115,7 @@ class Watcher:
     def of_rows(self, step: int, rows: Readings, scale: float | None) -> list[Evidence]:
         """Return the evidence in the rows of a sampled step.
 
-        Args:
-            step: its number.
-            rows: of its tensors.
-            scale: loss scale that its gradients carry; None without one.
+        ``scale``: loss scale that the gradients carry; None without one.
         """
         if not len(rows.slots):
             return []
@@ -159,7 +156,7 @@ class Watcher:
         return found[:_MAX_NAMED]
 
     def _make_room(self, last: int) -> None:
-        """Extend the state to slot ``last``."""
+        """Extend the state so that it has slot ``last``."""
         if last < len(self._seen):
             return
         more = 2 * (last + 1) - len(self._seen)
@@ -168,7 +165,6 @@ class Watcher:
         self._state = np.concatenate([self._state, np.repeat(fresh[:, None], more, axis=1)], axis=1)
 
     def _remember(self, slots: Ints, exponent: Floats, has_exponent: Bools, rows: Readings) -> None:
-        """Add a step's rows to the state of their slots."""
         self._seen[slots] += 1
         low, high, zeros, largest = self._state[:, slots]
         self._state[0, slots] = np.where(has_exponent, np.minimum(low + _FORGET, exponent), low)
@@ -179,7 +175,7 @@ class Watcher:
     # --- numbers of the step -----------------------------------------------------------------------------------------
 
     def of_step(self, row: dict[str, Any]) -> list[Evidence]:
-        """Return the evidence in a steps row, which every step has."""
+        """Return the evidence in a steps row."""
         step, name = int(row["step"]), str(row.get("optimizer") or "")
         found = self._of_scale(step, _finite(row.get("loss_scale")))
         numbers = self._optimizers.get(name)
@@ -206,7 +202,7 @@ class Watcher:
         return found
 
     def _of_clipping(self, step: int, norm: float, row: dict[str, Any]) -> list[Evidence]:
-        """Find the first norm that exceeds FP16, in which clipping computes the norm of FP16 gradients."""
+        """Find the first norm beyond FP16's maximum: clipping computes the norm of FP16 gradients in FP16."""
         if not self._half or row.get("clip_norm") is None:
             return []
         norm *= (_finite(row.get("loss_scale")) or 1.0) if row.get("sampled") else 1.0
@@ -215,7 +211,7 @@ class Watcher:
         return [Evidence("clipped-norm", step, before, norm)] if crosses else []
 
     def _of_scale(self, step: int, scale: float | None) -> list[Evidence]:
-        """Find a third fall of the loss scale in a row, or a fall below every level it has held."""
+        """Find a third fall of the loss scale in a row, or a first one below every scale held for some steps."""
         last, self._scale = self._scale, scale if scale is not None else self._scale
         if scale is None or last is None:
             return []

@@ -19,7 +19,7 @@ from precdoctor.recording.kernels import apart_from_user_modes
 from precdoctor.recording.model import live_objects, static
 from precdoctor.recording.process import attach
 
-#: Maximum numbers recorded; a model has a handful of each.
+#: Maximum number of each that is recorded; a model has a handful.
 _MAX_DIMENSIONS, _MAX_PLACEMENTS, _MAX_STAGES = 16, 256, 64
 #: Maximum searches for meshes and stages: each visits every live object.
 _MAX_SEARCHES = 8
@@ -43,7 +43,7 @@ _SHARDED, _REPLICATED = ("Shard", "_StridedShard"), "Replicate"
 _LOCAL_STEPS = "post_localSGD"
 
 
-#: Classes of wrappers: DeepSpeed's engines, and the class that Megatron gives torch's name.
+#: Class names of wrappers: DeepSpeed's engines; Megatron's, which has the name of torch's.
 _ENGINES, _REPLICATING = ("DeepSpeedEngine", "PipelineEngine"), "DistributedDataParallel"
 #: The stage of ZeRO from which weights are sharded.
 _SHARDED_WEIGHTS = 3
@@ -115,7 +115,7 @@ class Layout:
     # --- placements --------------------------------------------------------------------------------------------------
 
     def of_dtensor(self, parameter: Tensor) -> int | None:
-        """Return the placement of a DTensor; None if one of its mesh dimensions holds partial sums."""
+        """Return the number of a DTensor's placement; None if it is unknown, or holds partial sums."""
         spec = static.attribute(parameter, "_spec")
         grid = self.grid(static.attribute(spec, "mesh"))
         kinds = [type(p).__name__ for p in static.elements(static.attribute(spec, "placements"))]
@@ -127,7 +127,7 @@ class Layout:
         return self._placement("DTensor", same.reshape(-1).tolist(), [n for n in names if n not in split], split)
 
     def of_ddp(self, wrapper: nn.Module) -> int | None:
-        """Return the placement of the parameters that DistributedDataParallel keeps equal; None if they may differ."""
+        """Return the number of the placement of DistributedDataParallel's parameters; None if replicas may differ."""
         hooks = static.elements(static.attribute(wrapper, "_comm_hooks"))
         ranks = _ranks_of(static.attribute(wrapper, "process_group"))
         if self._rank not in ranks:
@@ -138,9 +138,9 @@ class Layout:
         return self._placement("DistributedDataParallel", ranks, [dimension], [])
 
     def of_library(self, wrapper: nn.Module) -> tuple[int | None, int | None]:
-        """Return the placements of the parameters of a DeepSpeed engine, or of Megatron's DistributedDataParallel.
+        """Return placement numbers for a DeepSpeed engine, or Megatron's DistributedDataParallel; None if unknown.
 
-        The second one is that of Megatron's tensor parallel weights. None if unknown or not applicable.
+        The second one is for Megatron's tensor parallel weights; None if the first holds for them also.
         """
         kind = type(wrapper).__name__
         group = static.attribute(wrapper, "dp_cp_group" if kind == _REPLICATING else "data_parallel_group")
@@ -156,7 +156,7 @@ class Layout:
         return self._placement(kind, ranks, over, []), self._placement(kind, ranks, over, split) if split else None
 
     def of_fsdp1(self, wrapper: nn.Module) -> int | None:
-        """Return the placement of the parameters that FullyShardedDataParallel manages; None if unknown."""
+        """Return the number of the placement of FullyShardedDataParallel's parameters; None if unknown."""
         strategy = getattr(static.attribute(wrapper, "sharding_strategy"), "name", "")
         inner = _ranks_of(static.attribute(wrapper, "process_group"))
         if self._rank not in inner:
@@ -212,7 +212,8 @@ class LayoutReader:
     def read(self, models: Sequence[nn.Module]) -> tuple[dict[str, Any] | None, dict[int, int]]:
         """Return the layout (None without other ranks), and by ``id`` of a parameter the number of its placement.
 
-        After the process group is destroyed, the last result is returned.
+        After the process group is destroyed, the last result is returned. If reading fails, the layout has only
+        ``failed``, the error.
 
         Args:
             models: the top-level modules as they are called, wrappers included.
@@ -246,7 +247,7 @@ class LayoutReader:
 
 
 def _wrapper_placements(layout: Layout, model: nn.Module) -> dict[int, int | None]:
-    """Return the placement of the parameters that a wrapper manages, by ``id``."""
+    """Return the placement number of each parameter that a wrapper in ``model`` manages, by ``id``."""
     found: dict[int, int | None] = {}
     ddp_class = nn.parallel.DistributedDataParallel
     fsdp_class = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
@@ -273,7 +274,7 @@ def _mesh_class() -> Any:
 
 
 def _meshes() -> list[Any]:
-    """Return every device mesh of several dimensions, largest first; parameters lead to those of one dimension."""
+    """Return device meshes of several named dimensions, most dimensions first; others are found through parameters."""
     kind = _mesh_class()
     found: list[Any] = live_objects.exactly(kind) if isinstance(kind, type) else []
     return sorted((m for m in found if m.ndim > 1 and m.mesh_dim_names), key=lambda m: -m.ndim)

@@ -60,7 +60,6 @@ class Facts:
                                   "steps_before": before}  # fmt: skip
 
     def scaler(self, scaler: torch.amp.GradScaler) -> None:
-        """Note a loss scaler."""
         if id(scaler) not in self._scalers:
             self._noted += 1
             self._scalers[id(scaler)] = {
@@ -73,7 +72,6 @@ class Facts:
             }
 
     def autocast(self, device: str, dtype: str) -> None:
-        """Note that forward passes ran under autocast."""
         if (found := f"{device}:{dtype}") not in self._autocast:
             self._noted += 1
             self._autocast.add(found)
@@ -131,12 +129,10 @@ def with_device_numbers(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _integer(number: float | None) -> int | None:
-    """Return a count of steps as an integer; None if it is unknown or not finite."""
     return int(number) if number is not None and math.isfinite(number) else None
 
 
 def _root(root: Root, names: Names, placements: Mapping[int, int]) -> dict[str, Any]:
-    """Return the facts of one top-level module: its modules, parameters and gradient reduction."""
     module, called = root.module(), root.called()
     parameters = []
     tied = _tied(module, names) if module is not None else {}

@@ -28,7 +28,7 @@ class LossScales:
     """The loss scale of each backward pass: a GradScaler's, or a hand-written one inferred from its effects."""
 
     def __init__(self) -> None:
-        #: The scale inferred from the last sampled step; the steps between have no gradients to compare.
+        #: The scale inferred last; steps that are not sampled have no gradients to compare.
         self._inferred: float | None = None
 
     def of(self, batch: StepBatch, ratios: Sequence[float]) -> tuple[float | None, bool]:
@@ -59,15 +59,15 @@ class LossScales:
 def infer_loss_scale(root_factors: Sequence[float], ratios: Sequence[float], *, clipped: bool) -> float | None:
     """Infer a hand-written constant loss scale; None if there is no evidence of one.
 
-    Evidence is a constant factor at the root of the backward pass (``loss * 65536``) and gradients divided by it before
-    the step. Clipping divides by one more factor, so the ratio then only has to reach the factor; averaging over ranks
-    changes each ratio. If the ratio does not match, or there is none (FP32 master copies are other tensors), the factor
-    counts only if it is a power of two from 16 up, because losses are weighted by other numbers.
+    Evidence is a constant factor at the root of the backward pass (``loss * 65536``) by which unclipped gradients are
+    divided before the step. A power of two from 16 up needs less, because losses are weighted by other numbers: no
+    ratios (FP32 master copies are other tensors), a median ratio of at least the factor with clipping, which divides
+    once more, or of a quarter of it without, because averaging over ranks changes each ratio. Without a factor of at
+    least 2, a division of several unclipped gradients by one such power is evidence.
 
     Args:
         root_factors: factors seen at the roots of this step's backward passes.
         ratios: see :meth:`LossScales.of`; empty if no parameter had both gradients.
-        clipped: whether the gradients were clipped in this step.
     """
     factor = _common_factor(root_factors)
     if not ratios:
@@ -85,7 +85,6 @@ def infer_loss_scale(root_factors: Sequence[float], ratios: Sequence[float], *, 
 
 
 def _common_factor(factors: Sequence[float]) -> float | None:
-    """Return the factor if all are equal; None otherwise."""
     return factors[0] if factors and len(set(factors)) == 1 else None
 
 
@@ -128,16 +127,16 @@ def step_row(batch: StepBatch, tensors: StepTensors, rank: int, scale: float | N
 
 
 def _sum(losses: list[float], scale: float | None) -> float | None:
-    """Sum without the loss scale. NaN if one is NaN or infinities cancel, infinite if one is; None without losses."""
+    """Sum losses, divided by the loss scale. Non-finite if one of them is; None without losses."""
     if losses and all(map(math.isfinite, losses)):
         return math.fsum(losses) / (scale or 1.0)
     return sum(losses) if losses else None
 
 
 def _grad_norm(batch: StepBatch, tensors: StepTensors, scale: float | None) -> float | None:
-    """Gradient norm without the loss scale; NaN if a gradient is non-finite, None if unknown.
+    """Return the gradient norm without the loss scale; NaN if a gradient is non-finite, None if unknown.
 
-    Computed from the rows of the optimizer's own parameters; on unsampled steps, measured by the sentinel.
+    Computed from the rows of the optimizer's own parameters if every gradient has one; else measured by the sentinel.
     """
     own = batch.facts.gradients_of
     if own is None:
@@ -157,7 +156,7 @@ def _lost_updates(tensors: StepTensors) -> float | None:
 
 
 def _bad_sentinel(batch: StepBatch) -> int:
-    """Return 1 if an unsampled step's gradients are non-finite, because it is unknown which of them are; else 0."""
+    """Return 1 if the sentinel found non-finite gradients, because it is unknown how many; else 0."""
     amax = read(batch.facts.grad_amax)
     return int(amax is not None and not math.isfinite(amax))
 
@@ -180,7 +179,7 @@ class EventLog:
         self._nonfinite = 0
 
     def rows(self, events: Iterable[dict[str, Any]]) -> list[Row]:
-        """Number events and turn their data into JSON."""
+        """Return events rows: numbered, with their data as JSON, and redacted if asked for."""
         out = []
         for event in events:
             row = {"time_ns": time.time_ns(), "id": f"{self._rank}-{self._count}", **event, "rank": self._rank}
@@ -199,7 +198,6 @@ class EventLog:
         """Return the events that follow from a finished step's numbers.
 
         Args:
-            batch: the step.
             bad: root, module, kind and name of the tensors with a NaN or an Inf that count as an incident.
             step: its steps row.
             inferred_scale: the loss scale, if it is not a scaler's.

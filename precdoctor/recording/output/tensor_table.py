@@ -88,7 +88,7 @@ class Sites:
         return self._numbers.get(text, -1)
 
     def text(self, number: int) -> str:
-        """Return the text with this number."""
+        """Return the text with a number."""
         return self._texts[number]
 
     def column(self, codes: npt.NDArray[np.int32]) -> Any:
@@ -205,11 +205,7 @@ class StepTensors:
     # --- the columns --------------------------------------------------------------------------------------------------
 
     def columns(self, scale: float | None) -> dict[str, Any]:
-        """Return the columns of ``runlog.schema.TENSORS``, without those that are null throughout.
-
-        Args:
-            scale: the loss scale, for the rows that carry it.
-        """
+        """Return the columns of ``runlog.schema.TENSORS`` that are not null throughout; ``scale``: the loss scale."""
         count = self.rows
         columns: dict[str, Any] = {
             "step": np.full(count, self._step, np.int64),
@@ -329,14 +325,13 @@ class StepTensors:
     # --- access to the snapshots -------------------------------------------------------------------------------------
 
     def _histogram(self, first: int, bins: int, first_bin: int, **more: Any) -> _TrimmedHistograms:
-        """Return ``bins`` columns of every row as histograms; leading and trailing columns of zeros are not copied."""
+        """Return ``bins`` columns of every row as histograms; ``more`` as for :func:`_trim`."""
         used = np.flatnonzero(np.max([s.largest(first, first + bins) for s, _, _ in self._slices], axis=0, initial=0))
         start, stop = (int(used[0]), int(used[-1]) + 1) if used.size else (0, 1)
         start = 0 if more.get("keep_front") else start
         return _trim(self._ints(first + start, first + stop), first_bin + start, **more)
 
     def _ints(self, first: int, stop: int) -> Ints:
-        """Return columns ``first .. stop - 1`` of the integer rows."""
         ints: Ints = self._read(lambda snapshot, slots: snapshot.ints(slots, first, stop), stop - first, np.int64)
         return ints
 

@@ -1,8 +1,8 @@
 """Tensors that are measured together: collected while a hook iterates over them, launched after the last one.
 
 On CUDA a launch costs more than measuring a small tensor, so all weights share one launch, likewise all gradients given
-to an optimizer, all updates, all optimizer state. On the CPU each tensor is measured at once. Within a kind the order
-of execution in the rows is that of the launch: by dtype and shape first, then by arrival.
+to an optimizer, all updates, all optimizer state. On the CPU each tensor is measured at once. Within a kind the rows
+give the order of the launches: by dtype and memory layout first, then by arrival.
 """
 
 from __future__ import annotations
@@ -32,16 +32,13 @@ class Update:
     intended: Tensor | kernels.Adam
 
     def __call__(self, after: Tensor, slot: int) -> None:
-        """Accumulate the update row."""
         kernels.update(self.before, after, self.intended, slot)
 
 
 class BatchedLaunch(AbstractContextManager["BatchedLaunch"]):
     """A context that collects tensors of one kind and launches them together at its end.
 
-    Args:
-        limit: maximum bytes to hold, for tensors that might otherwise be freed; None for tensors that stay alive
-            anyway.
+    ``limit``: maximum bytes to hold, for tensors that would otherwise be freed; None for tensors that stay alive.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -60,9 +57,8 @@ class BatchedLaunch(AbstractContextManager["BatchedLaunch"]):
 
         Args:
             x: must not change until the launch; the caller ensures it.
-            slot: of its statistics.
             launch: ``kernels.stat`` or an :class:`Update`; others are refused.
-            restart: the slot first discards what this step has put into it.
+            restart: discard the slot's values of this step first.
         """
         update = launch if isinstance(launch, Update) else None
         if update is None and launch is not kernels.stat:
@@ -105,7 +101,7 @@ class Gradients:
         self._together = BatchedLaunch(HELD)
         #: Whether gradients may wait; None while unknown.
         self._may_wait: bool | None = None
-        #: Weak reference and version of the gradients since the last end, by ``id``.
+        #: Weak reference and version of the gradients since the last :meth:`end`, by ``id``.
         self.seen: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 
     def waiting_room(self, gradient: Tensor) -> BatchedLaunch | None:
@@ -125,7 +121,7 @@ class Gradients:
         return self._together if self._may_wait else None
 
     def end(self) -> None:
-        """Handle the end of a backward pass: launch, and check whether the gradients were left alone."""
+        """Handle the end of a backward pass: launch, and check that no gradient was changed or freed."""
         seen, self.seen = self.seen, {}
         self._together.flush()
         if seen and self._may_wait is not False:

@@ -34,10 +34,9 @@ class Operand:
     """One cast.
 
     Attributes:
-        fmt: the format cast to.
         factors: their product is the quantiser's scale; None if it is unknown or not a single number.
         whole: whether the tensor was measured before anything could have clipped it.
-        by_parts: whether it was scaled by row or block.
+        by_parts: whether the tensor was scaled by row or block.
     """
 
     fmt: Format
@@ -79,7 +78,6 @@ def launcher(fmt: Format) -> Callable[[Tensor, int], None]:
     """Return the function that measures a tensor before its cast to ``fmt``, with the count of elements that clip."""
 
     def stat(x: Tensor, slot: int) -> None:
-        """Measure ``x`` and count its finite elements that clip."""
         kernels.stat(x, slot)
         x = kernels.measurable(x)
         home = kernels.bank(x.device)

@@ -12,7 +12,7 @@ import torch
 from precdoctor.recording.kernels.outside_user_modes import apart_from_user_modes, modes_open
 from precdoctor.recording.model import static, tensor_leaves
 
-#: A number that is known now, or a function that returns it and may wait for the device.
+#: A number; a function that returns it and may wait for the device; None if it is unknown.
 Deferred = float | Callable[[], float] | None
 
 

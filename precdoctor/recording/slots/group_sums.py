@@ -52,7 +52,7 @@ def group_sums(kind: str, x: Tensor) -> GroupSums | None:
     """Measure a tensor; None if its kind or shape has no groups.
 
     Args:
-        kind: of its row.
+        kind: of the tensor's row.
         x: dense, floating-point; weights with the output channel first, cached keys and values as sequences x heads x
             tokens x features, others with features last, or second from four dimensions on.
     """

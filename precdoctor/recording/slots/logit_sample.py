@@ -1,6 +1,6 @@
 """The facts of a sample of logits: their magnitudes, the largest of each head, and how sharp the softmax is.
 
-Functions of tensors alone, below autograd. Masked positions are left out everywhere.
+Functions of tensors alone, called without autograd. Masked positions are left out everywhere.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-#: Logits at or below this value are masked: by -inf, ``finfo.min``, -1e9, or BERT's -10000, with the score added.
+#: Logits at or below this value are masked: by -inf, ``finfo.min``, -1e9, or BERT's -10000 plus the score.
 MASKED = -9000.0
 #: Query positions read per head; more only if all of them together have fewer than ``_SMALL`` elements.
 ROWS = 64
@@ -30,7 +30,7 @@ class Sampled(NamedTuple):
 
     Attributes:
         values: batch x heads x rows x keys, FP32, -inf where masked.
-        heads: number of heads; 0 if the shape does not show it.
+        heads: number of heads; 0 if the shape does not show it, or if it is 1 or above :data:`MAX_HEADS`.
     """
 
     values: Tensor
@@ -43,7 +43,7 @@ class Sharpness:
 
     Attributes:
         role: what the softmax is for.
-        heads: number of heads; 0 if unknown.
+        heads: number of heads with numbers of their own; 1 if all heads are taken together.
         numbers: returns the mean entropy (nats), then the largest logit of each head, then per head the entropy as a
             share of the logarithm of the number of keys.
     """

@@ -1,4 +1,4 @@
-"""The table from tensors to slots, and what the current step has measured into each slot."""
+"""The table from tensors to slots, and the entries of the slots that the current step has used."""
 
 from __future__ import annotations
 

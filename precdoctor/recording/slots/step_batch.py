@@ -39,14 +39,14 @@ class StepFacts:
     wall_time: float = 0.0
     micro_steps: int = 0
     losses: list[Deferred] = field(default_factory=list)
-    #: How many of the first losses belong to gradients that were discarded before the step.
+    #: Number of losses, counted from the first, whose gradients were discarded before the step.
     thrown_losses: int = 0
     lrs: list[Deferred] = field(default_factory=list)
-    #: Gradient norm of an unsampled step; sampled steps compute it from the rows of the weight gradients.
+    #: Gradient norm if ``gradients_of`` is None; else it is computed from the rows of the weight gradients.
     grad_norm: Deferred = None
-    #: Largest magnitude of these gradients; non-finite exactly if one of them is.
+    #: Largest magnitude of the gradients in ``grad_norm``; non-finite exactly if one of them is.
     grad_amax: Deferred = None
-    #: Whether these gradients still carried the loss scale.
+    #: Whether ``grad_norm`` still carries the loss scale.
     grad_norm_scaled: bool = False
     #: Root, module and name of the optimizer's parameters; None unless every gradient of theirs has a row.
     gradients_of: frozenset[tuple[str, str, str]] | None = None
@@ -73,7 +73,7 @@ class StepFacts:
     step_ns: int = 0
     #: Constant factors found at the root of the backward passes (``loss * 65536``).
     root_factors: list[float] = field(default_factory=list)
-    #: Launch counts per device at the beginning of each micro-step but the first.
+    #: Launch counts per device at the end of each micro-step.
     micro_starts: list[dict[torch.device, int]] = field(default_factory=list)
     #: Where ``backward`` was called: the innermost frame outside torch.
     backward_file: str | None = None
