@@ -353,7 +353,10 @@ def _baseline_notes(
 
 
 def _endings(views: Sequence[RunView], closed: Sequence[_RunVerdict]) -> list[str]:
-    """A remark for each run whose command failed; a comparison does not show that its last steps are missing."""
+    """A remark for each run whose command failed, because a comparison does not show that its last steps are missing.
+
+    Leaves out runs whose verdict is distrusted for that reason already.
+    """
     sentences = [
         ending(facts_of_end(view), f"the command of {view.run.origin}")
         for view, its in zip(views, closed, strict=True)
