@@ -96,7 +96,6 @@ def place(finding: Finding) -> str:
 
 
 def _grid(rows: Iterable[tuple[str, RenderableType]]) -> RenderableType:
-    """An indented grid of labels and values."""
     return Padding(facts(rows, gap=1, width=_LABEL), (0, 0, 0, 2))
 
 
@@ -221,7 +220,6 @@ def _float(value: Any) -> float | None:
 
 
 def _prescription(prescription: Prescription) -> RenderableType:
-    """The change and its predicted effect."""
     change, effect = stated_effect(prescription.title)
     title = Text(clean(change), "pd.good")
     predicted = clean(effect) or predicted_effect(prescription.predicted)

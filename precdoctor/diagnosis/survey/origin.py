@@ -212,8 +212,7 @@ def locate_backward(row: TensorRow, rows: Sequence[TensorRow], classes: ModuleCl
 
 
 def _consumer(row: TensorRow, rows: Sequence[TensorRow]) -> TensorRow | None:
-    """Return the forward row right after the output whose gradient is ``row``; None if unknown, or read by loss code.
-    """
+    """Return the forward row right after the output whose gradient is ``row``; None if unknown or read by the loss."""
     own = next((r for r in rows if r.kind == "output" and r.key[:2] == row.key[:2] and r.key[3:] == row.key[3:]), None)
     if own is None or own.order is None:
         return None

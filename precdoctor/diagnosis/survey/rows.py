@@ -278,8 +278,7 @@ def range_evidence(row: TensorRow) -> dict[str, Any]:
 
 
 def path_evidence(rows: Sequence[TensorRow]) -> list[dict[str, Any]]:
-    """Return the ``path`` entry of a finding: the last :data:`PATH_LENGTH` of ``rows``, which are in execution order.
-    """
+    """Return the ``path`` entry of a finding: the last :data:`PATH_LENGTH` of ``rows``, which are in order."""
     return [
         {
             "module": row.module or row.root,

@@ -64,8 +64,9 @@ class Piece:
 
     @property
     def amplification(self) -> float:
-        """Accumulated error over the larger of the inputs' and the own error; infinite over 0, 0 if unknown or
-        backward.
+        """Accumulated error over the larger of the inputs' and the own error, infinite if both are 0.
+
+        0 if unknown, and in the backward pass.
         """
         if self.accumulated is None or self.given is None or self.kind not in FORWARD:
             return 0.0

@@ -149,7 +149,7 @@ class Survey:
         self._sum(batch, which, values)
 
     def _sum(self, batch: pa.RecordBatch, which: Ints, values: dict[str, Floats]) -> None:
-        """Add the rows to the totals, scale removed; that is exact, because only powers of two are added."""
+        """Add the rows to the totals, scale removed. Leaves out rows whose scale is no power of two: inexact."""
         scale = np.where(np.isnan(values["scale"]), 1.0, values["scale"])
         mantissa, exponent = np.frexp(scale)
         exact = (mantissa == 0.5) & np.isfinite(scale)
@@ -201,7 +201,7 @@ def headroom(survey: Survey, tensor: int) -> Floats | None:
 
 
 def column_spans(survey: Survey) -> list[tuple[int, int]]:
-    """First and last recorded step of each column."""
+    """First step of each column, and the step before the next column; for the last column the last step."""
     return list(zip(survey.edges.tolist(), [*(survey.edges[1:] - 1).tolist(), survey.last_step], strict=True))
 
 
