@@ -208,7 +208,10 @@ def _replays(view: RunView) -> dict[tuple[int, int], Replay]:
 
 
 def _all_replays(view: RunView) -> dict[tuple[int, int], Replay]:
-    """Return the replays by rank and step. A live trace that found an origin, as it covers more ops, replaces them."""
+    """Return the replays by rank and step.
+
+    The live trace of the second run covers more ops, so its replays with an origin replace those of the first run.
+    """
     found = _own_replays(view)
     if (again := second_run_of(view)) is not None:
         for at, r in _own_replays(again).items():
