@@ -85,7 +85,7 @@ class GateReport:
 
     @property
     def diagnosis(self) -> Diagnosis:
-        """All runs merged into one diagnosis for the JSON report; findings name their run in ``evidence["run"]``."""
+        """All runs in one diagnosis, for the JSON report; if several, findings name theirs in ``evidence["run"]``."""
         if len(self.diagnoses) == 1:
             return self.diagnoses[0]
         findings = [

@@ -43,7 +43,7 @@ class Difference:
             tensor of the other list (for a cast, the operand), or None.
         error: relative L2 distance of these two; None if it is unknown, or nothing was near.
         limit: the largest distance that format and operands explain.
-        reads_others: the op reads other tensors than its counterpart, all of which occur in both lists.
+        reads_others: the op reads other tensors than its counterpart, and all these occur in both lists.
         parents: positions, in the list of differences, of the differences that reach its operands.
     """
 
@@ -274,7 +274,7 @@ class _Comparer:
         return errors
 
     def _reads_others(self, a: Op, b: Op) -> bool:
-        """Return whether the op reads other tensors in B than in A, all of which occur in both lists.
+        """Return whether the op reads other tensors in B than in A, and all these occur in both lists.
 
         The operands are then reordered or replaced, not computed differently.
         """

@@ -44,7 +44,7 @@ class Regression:
 
 @dataclass(frozen=True)
 class _MetricChange:
-    """Fails tensors of which one of ``metrics`` moved by more than the option ``option`` and the healthy spread.
+    """Fails a tensor if one of ``metrics`` moved by more than the option ``option`` and the healthy spread.
 
     ``direction``: 1: an increase is worse; -1: a decrease; 0: either. ``same_dtype``: skip if the dtype changed.
     """
