@@ -131,7 +131,6 @@ def _facts(finding: Finding, console: Console) -> Iterator[tuple[str, Renderable
 
 
 def _consequences(consequences: Sequence[Mapping[str, Any]]) -> Text:
-    """Findings that are consequences of this one, one line each."""
     lines = [clean(f"{c.get('code', '')} {c.get('message', '')}".strip()) for c in consequences[:_ALSO]]
     if len(consequences) > _ALSO:
         lines.append(f"and {len(consequences) - _ALSO} more")

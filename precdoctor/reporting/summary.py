@@ -125,7 +125,6 @@ def summarise(run: Run, top: int = 10) -> Summary:
 
 
 def _run_without_steps(view: RunView) -> dict[str, Any]:
-    """The ``run`` section for a run without a step."""
     info = view.run.info
     return {"path": view.run.origin, "command": info.get("command"), "steps": 0, **facts_of_end(view)}
 

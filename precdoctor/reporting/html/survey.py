@@ -24,7 +24,7 @@ from precdoctor.numerics.tally import ragged
 
 #: Most columns of a layer x step chart.
 COLUMNS = 120
-#: Measures of which the largest value is kept for each tensor and column.
+#: Measures whose largest value is kept for each tensor and column.
 MEASURES = ("subnormal", "amax", "non_finite", "masked", "lost")
 _NAMES = ("root", "module", "kind", "name", "dtype")
 _COUNTS = ("numel", "zero", "subnormal", "nan", "pos_inf", "neg_inf")
