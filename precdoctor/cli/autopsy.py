@@ -76,7 +76,7 @@ def _ask(run: Run, shown: str) -> None:
 
 
 def second_run(run: Run, *, died: bool = True) -> int:
-    """Run the command of ``run`` again, traced, and report the result; return 0, or 3 if no op was found.
+    """Run the command of ``run`` again, traced, and report the result; return 0, or 3 without an answer.
 
     Args:
         run: the first run.

@@ -26,15 +26,14 @@ def say(message: str) -> None:
 
 
 def say_command(command: str) -> None:
-    """Print a command to type next to stderr, indented and never shortened; its words must be quoted already."""
+    """Print to stderr, indented and never shortened, a command to type next; its words must be quoted already."""
     print(f"  {command}", file=sys.stderr)  # noqa: T201 - the program talking
 
 
 def settings_in_force(*, whole: bool = False) -> Settings:
     """The settings of this process. Their notes and refused files are printed to stderr.
 
-    Args:
-        whole: raise an error for a refused file, because a gate without its settings could pass a run it should fail.
+    With ``whole``, a refused file is an error, because a gate without its settings could pass a run it should fail.
 
     Raises:
         UsageError: as :class:`~precdoctor.cli.config.Settings`; or, with ``whole``, a file is refused.
@@ -145,7 +144,6 @@ def deliver(report: Report, shape: str, output: Path | None, also: Iterable[str]
     """Write the report in every requested format.
 
     Args:
-        report: the report.
         shape: main output format.
         output: file for the main format; None for stdout.
         also: further reports, each as ``FORMAT=FILE``.

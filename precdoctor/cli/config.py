@@ -194,10 +194,10 @@ def _search_path(here: Path) -> Iterator[Path]:
 
 
 def _reason_for_distrust(file: Path) -> str | None:
-    """Why another user could have written a file; None if it and its directory belong to this user or to root.
+    """Why another user could have written a file; None if nobody but this user and root owns or may write it.
 
-    Write permission of the group is a reason, unless it is the user's primary group: many systems give every user a
-    group of their own, and a umask that permits it.
+    Its directory, and that of a link's target, are checked likewise. Write permission of the group is a reason, unless
+    it is the user's primary group: many systems give every user a group of their own, and a umask that permits it.
     """
     user = os.geteuid()
     for path, what in (

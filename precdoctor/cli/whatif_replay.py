@@ -24,7 +24,7 @@ _Answer = tuple[Callable[[Mapping[str, Any]], dict[str, Any]], Callable[[Mapping
 
 @dataclass(frozen=True)
 class ReplayQuestion:
-    """The flags of a replay; it is none if the first three are all None.
+    """The flags of a replay; without the first three, no replay is asked for.
 
     Attributes:
         loss_scaler, recipe, accumulator: as on the command line; at most one is given.

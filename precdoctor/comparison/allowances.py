@@ -47,11 +47,7 @@ class Allowance:
 
 
 def read_allowances(file: Path, known: Sequence[Any]) -> tuple[Allowance, ...]:
-    """The ``[[allow]]`` tables of a TOML file.
-
-    Args:
-        file: the allow-list.
-        known: the rules and regressions whose codes it may use.
+    """The ``[[allow]]`` tables of a TOML file; ``known`` are the rules and regressions whose codes it may use.
 
     Raises:
         UsageError: the file cannot be read, or an entry is invalid; the message names the entry and the key.

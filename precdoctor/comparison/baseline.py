@@ -112,13 +112,9 @@ def learn_repeats(views: Sequence[RunView], sampled: Sequence[int], source: str)
 
 
 def learn(views: Sequence[RunView], steps: Sequence[int], sampled: Sequence[int], source: str) -> Baseline:
-    """Learn a baseline from healthy repeats of one training.
+    """Learn a baseline from healthy repeats of one training, over ``steps``.
 
-    Args:
-        views: the repeats.
-        steps: the steps to cover.
-        sampled: the steps on which to summarise tensors; every repeat must have sampled them.
-        source: name for reports.
+    ``sampled`` are the steps on which to summarise tensors; every repeat must have sampled them.
     """
     tables = [summaries(view, sampled) for view in views]
     losses = [v for v in (typical_loss(view, loss_window(steps)) for view in views) if v is not None]

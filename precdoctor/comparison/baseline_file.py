@@ -157,7 +157,7 @@ def _key(name: str) -> str:
 
 
 def _tensor_name(key: Key) -> str:
-    """Module, kind, name and call: ``blocks.0.attn output``; a JSON list if a name has a space or is ``.`` or ``-``."""
+    """Module, kind, name and call: ``blocks.0.attn output``; a JSON list if one has a blank or is ``.`` or ``-``."""
     _, module, kind, name, call = key
     if any(re.search(r"\s", word) or word in _SIGNS for word in (module, kind, name)) or module.startswith("["):
         return json.dumps([module, kind, name, call])

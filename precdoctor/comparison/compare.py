@@ -235,7 +235,7 @@ def _numbered_apart(a: RunView, b: RunView) -> Iterator[str]:
 
 
 def _first_bad(view: RunView) -> int | None:
-    """The first step with a non-finite loss or gradient that no loss scaler skipped."""
+    """The first step with a non-finite loss, or with another non-finite tensor and not skipped by a loss scaler."""
     bad = [
         s.step
         for steps in view.timeline.values()

@@ -131,10 +131,8 @@ class BitComparison:
 def compare_bits(a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Module, Module]) -> BitComparison:
     """Compare fingerprints step by step, up to the first step with a difference.
 
-    Args:
-        a, b: the runs.
-        steps: common steps that both runs sampled, ascending.
-        names: renamed modules, ``module in b -> module in a``.
+    ``steps`` are those that both runs sampled, ascending; ``names`` are renamed modules, ``module in b -> module in
+    a``.
     """
     compared, last_equal, done = 0, None, 0
     for window in _windows(steps):

@@ -122,12 +122,9 @@ def distances(first: Histograms, second: Histograms, shift: Ints) -> Floats:
 
 
 def drifts(a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Module, Module]) -> list[Drift]:
-    """The drift of every tensor that both runs have, largest first.
+    """The drift of every tensor that both runs have, on the ``steps`` that both sampled, largest first.
 
-    Args:
-        a, b: the runs.
-        steps: common steps that both runs sampled.
-        names: renamed modules, ``module in b -> module in a``.
+    ``names`` are renamed modules, ``module in b -> module in a``.
     """
     known: dict[Key, int] = {}
     windows = [steps[at : at + _STEPS_AT_ONCE] for at in range(0, len(steps), _STEPS_AT_ONCE)]

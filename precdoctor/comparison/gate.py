@@ -85,7 +85,7 @@ class GateReport:
 
     @property
     def diagnosis(self) -> Diagnosis:
-        """All runs merged into one diagnosis for the JSON report; findings name their run in ``evidence["run"]``."""
+        """All runs in one diagnosis, for the JSON report; if several, findings name theirs in ``evidence["run"]``."""
         if len(self.diagnoses) == 1:
             return self.diagnoses[0]
         findings = [
@@ -353,7 +353,10 @@ def _baseline_notes(
 
 
 def _endings(views: Sequence[RunView], closed: Sequence[_RunVerdict]) -> list[str]:
-    """A remark for each run whose command failed; a comparison does not show that its last steps are missing."""
+    """A remark for each run whose command failed, because a comparison does not show that its last steps are missing.
+
+    Leaves out runs whose verdict is distrusted for that reason already.
+    """
     sentences = [
         ending(facts_of_end(view), f"the command of {view.run.origin}")
         for view, its in zip(views, closed, strict=True)

@@ -61,13 +61,8 @@ def judge(
 ) -> JudgedRun:
     """Run the rules, the regressions and the limits on one run.
 
-    Args:
-        view: the run.
-        baseline: the baseline for this run; a sentence if it covers other steps; None if there is no baseline.
-        rules: rules of the diagnosis.
-        regressions: checks against the baseline.
-        settings: options of rules and regressions, by code.
-        limits: the parsed ``--fail-if`` limits.
+    ``baseline`` is a sentence if it covers other steps than the run, None if there is none; ``settings`` are the
+    options of rules and regressions, by code.
     """
     if baseline is None and limits:
         view.keep(sampled_by_all([usable_steps(view)]))

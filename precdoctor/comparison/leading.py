@@ -99,12 +99,7 @@ class Drifted:
 
 
 def leading_findings(reference: RunView, view: RunView) -> list[Finding]:
-    """The findings of all indicators; empty while the runs have too few common steps.
-
-    Args:
-        reference: the healthy run.
-        view: the running training; its newest steps are compared.
-    """
+    """The findings of all indicators on the newest steps of ``view``; empty while too few steps are common."""
     found = _loss(reference, view)
     steps = sorted(_sampled(reference) & _sampled(view))[-WINDOW:]
     if len(steps) >= FEWEST:
@@ -142,8 +137,8 @@ class LossGap:
 
     Attributes:
         steps: the steps compared.
-        gap: median by which the loss is above the reference, on the same step and :attr:`lag` steps earlier, whichever
-            is less.
+        gap: median by which the loss is above the reference's on the same step, or median of the loss above that of the
+            reference's :attr:`lag` steps earlier, whichever is less.
         limit: largest gap that counts as no gap.
         lag: in steps.
     """
@@ -155,14 +150,11 @@ class LossGap:
 
 
 def loss_gap(ours: Mapping[int, float], theirs: Mapping[int, float]) -> LossGap | None:
-    """The gap between the losses of run and reference; None while there are too few common steps.
+    """The gap between the losses (by step) of run and reference; None while there are too few common steps.
 
     While a loss falls, two seeds always differ by as much as it falls in a few steps. The run is therefore compared
     with the higher of the reference's losses now and :data:`LAG` of the steps ago, and the limit depends on the noise
-    of the difference.
-
-    Args:
-        ours, theirs: loss by step.
+    of the difference. None also if the reference has too few losses so long ago.
     """
     steps = sorted(ours.keys() & theirs.keys())[-WINDOW:]
     if len(steps) < FEWEST:

@@ -103,11 +103,9 @@ def location_of(key: Key, step: int | None = None, module_class: str | None = No
 
 
 def findings_of(lines: Sequence[Line], repeats: int) -> list[Finding]:
-    """One finding per failed check: on its worst line, the others as evidence.
+    """One finding per failed check, from lines ranked worst first: on its worst line, the others as evidence.
 
-    Args:
-        lines: ranked worst first.
-        repeats: number of healthy runs from which the baseline was learned.
+    ``repeats`` is the number of healthy runs from which the baseline was learned.
     """
     failed: dict[str, list[Line]] = {}
     for line in lines:

@@ -126,10 +126,7 @@ def _unit(dtype: str) -> float:
 def limit(a: Op, b: Op, errors: Sequence[tuple[float, float]], size: float) -> float:
     """Largest relative distance of the results of ``a`` and ``b`` that formats and operands explain.
 
-    Args:
-        a, b: the op in either list.
-        errors: for each operand, its relative distance and its norm.
-        size: norm of the result.
+    ``errors`` has relative distance and norm of each operand; ``size`` is the norm of the result.
     """
     tensors = [*a.reads, *a.makes, *b.reads, *b.makes]
     own = _ROUNDINGS * (roundoff(tensors) + math.sqrt(terms(a)) * min(_SINGLE, roundoff(tensors)))

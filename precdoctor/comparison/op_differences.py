@@ -19,7 +19,8 @@ from precdoctor.comparison.op_lists import Op, OpTensor
 
 #: Largest relative distance at which two results of unpaired ops can be counterparts.
 _NEAR: Final = 0.5
-#: Limit in a gap of ``n`` ops: the first times sqrt(n) unit roundoffs, plus the second times the operands' distance.
+#: Limit in a gap of ``n`` ops: the first times sqrt(n) unit roundoffs, plus the second times the largest distance of an
+#: operand.
 _PER_OP, _AMPLIFIED = 4.0, 8.0
 #: Largest distance between a tensor and its cast, in unit roundoffs.
 _CAST: Final = 2.0
@@ -42,7 +43,7 @@ class Difference:
             tensor of the other list (for a cast, the operand), or None.
         error: relative L2 distance of these two; None if it is unknown, or nothing was near.
         limit: the largest distance that format and operands explain.
-        reads_others: the op reads other tensors than its counterpart, all of which occur in both lists.
+        reads_others: the op reads other tensors than its counterpart, and all these occur in both lists.
         parents: positions, in the list of differences, of the differences that reach its operands.
     """
 
@@ -273,7 +274,7 @@ class _Comparer:
         return errors
 
     def _reads_others(self, a: Op, b: Op) -> bool:
-        """Return whether the op reads other tensors in B than in A, all of which occur in both lists.
+        """Return whether the op reads other tensors in B than in A, and all these occur in both lists.
 
         The operands are then reordered or replaced, not computed differently.
         """
@@ -320,7 +321,7 @@ class _Comparer:
                     side.sources[op.index] = self._sources(side, op)
 
     def _casts(self, side: _Side, ops: Sequence[Op]) -> set[int]:
-        """``id`` of the results that are casts of an operand, of ops in a gap where the other list has no ops."""
+        """``id`` of the results that are a rounding cast of an operand, in a gap where the other list has no ops."""
         found = set()
         for op in ops:
             for x in op.makes:

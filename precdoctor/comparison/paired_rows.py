@@ -33,7 +33,8 @@ def names_by_structure(found: Mapping[Key, Summary], expected: Mapping[Key, Expe
     """Renamed modules, ``module in found -> module in expected``.
 
     Modules that only one side has are aligned in the order in which they were first recorded. The two of a pair have
-    the same class and the same tensors, of the same shapes. Modules without such a partner are left out.
+    the same class, weights of the same names and shapes, and outputs of the same names. Modules without such a partner
+    are left out.
     """
     ours, theirs = _signatures(found), _signatures(expected)
     alone = [m for m in ours if m not in theirs]

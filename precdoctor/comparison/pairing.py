@@ -74,11 +74,8 @@ def subject(key: Key) -> str:
 def pair(run: RunView, baseline: RunView, renames: Sequence[tuple[str, str]] = ()) -> Pairing | str:
     """Pair two runs on their common steps; returns a sentence if they cannot be compared.
 
-    Args:
-        run: the run to check.
-        baseline: the reference run.
-        renames: ``(prefix in the run, prefix in the baseline)`` of module names; other renamed modules are matched by
-            class, shapes and order.
+    ``renames`` are ``(prefix in the run, prefix in the baseline)`` of module names; other renamed modules are matched
+    by class, shapes and order.
     """
     ours, theirs = usable_steps(run), usable_steps(baseline)
     steps = sorted(ours.keys() & theirs.keys())
@@ -99,11 +96,8 @@ def pair_with_baseline(
 ) -> Pairing | str:
     """Pair a run with a baseline, on the baseline's steps; returns a sentence if they cannot be compared.
 
-    Args:
-        run: the run to check.
-        baseline: the expected values.
-        renames: as in :func:`pair`.
-        against: the run from which the baseline was learned, for the losses of single steps.
+    ``renames`` as in :func:`pair`; ``against`` is the run from which the baseline was learned, for the losses of single
+    steps.
     """
     usable = usable_steps(run)
     lacking = [step for step in baseline.sampled if not usable.get(step)]

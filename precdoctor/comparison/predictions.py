@@ -115,10 +115,7 @@ def _outcome(prescription: Prescribed, effect: Effect, before: RunView, after: R
 def came_true(effect: Effect, measured: float, steps: int) -> bool:
     """Return whether a prediction is within :data:`RELATIVE` or, for shares and counts of steps, :data:`POINTS`.
 
-    Args:
-        effect: the predicted effect.
-        measured: value in the changed run.
-        steps: number of steps of the changed run; counts are compared as shares of the steps of their own run.
+    Counts of steps are compared as shares of the steps of their own run; the changed run has ``steps``.
     """
     predicted = effect.after
     if effect.measure.unit == "steps":

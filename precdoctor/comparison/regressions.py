@@ -44,7 +44,7 @@ class Regression:
 
 @dataclass(frozen=True)
 class _MetricChange:
-    """Fails tensors of which one of ``metrics`` moved by more than the option ``option`` and the healthy spread.
+    """Fails a tensor if one of ``metrics`` moved by more than the option ``option`` and the healthy spread.
 
     ``direction``: 1: an increase is worse; -1: a decrease; 0: either. ``same_dtype``: skip if the dtype changed.
     """
@@ -104,8 +104,7 @@ class _MetricChange:
 def significance(pairing: Pairing, comparisons: int | None = None) -> float:
     """The allowed distance of a figure from the baseline's centre, in spreads; large for one run from another seed.
 
-    Args:
-        comparisons: number of comparisons made; None: one for every metric of every tensor.
+    ``comparisons`` is their number; None: one for every metric of every tensor.
     """
     if pairing.baseline.repeats < 2:
         return SINGLE_RUN_FACTOR if same_start(pairing) is not None else OTHER_SEED_FACTOR
@@ -144,7 +143,7 @@ def _graded_by_headroom(line: Line, options: Options) -> Line:
 
 
 def _loss(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
-    """Compares the median loss of the last quarter of the steps; a single non-finite loss fails."""
+    """Compares the median loss of the last quarter of the steps; one non-finite loss that the baseline lacks fails."""
     place = Location(phase=Phase.LOSS, kind="loss")
     broken = sorted(pairing.bad_losses)
     if broken:

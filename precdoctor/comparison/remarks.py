@@ -13,13 +13,7 @@ from precdoctor.diagnosis.survey.view import RunView
 
 
 def remarks(pairing: Pairing, lines: Sequence[Line], regressions: Sequence[Regression]) -> Iterator[str]:
-    """Remarks on the comparison of one run with a baseline.
-
-    Args:
-        pairing: the run and its baseline.
-        lines: all comparisons, passed or failed.
-        regressions: the selected regressions.
-    """
+    """Remarks on the comparison of one run with a baseline; ``regressions`` are the selected ones."""
     if any(not line.passed for line in lines) and (shapes := _shapes(pairing)) is not None:
         yield shapes
     pinned = any(expected.starts for expected in pairing.expected.values())
@@ -42,12 +36,7 @@ def _shapes(pairing: Pairing) -> str | None:
 
 
 def provenance_differences(then: Mapping[str, Any], view: RunView) -> Iterator[str]:
-    """Remarks on changed versions of torch and CUDA and on changed sizes of models.
-
-    Args:
-        then: the provenance of the baseline.
-        view: the run.
-    """
+    """Remarks on versions of torch and CUDA and sizes of models that differ from a baseline's provenance ``then``."""
     before, now = _table(then, "versions"), _table(view.any_facts, "versions")
     for name in ("torch", "cuda"):
         if before.get(name) and now.get(name) and str(before[name]) != str(now[name]):

@@ -101,10 +101,7 @@ def differences(found: Start, expected: Start) -> Mapping[str, float]:
 def deviations(pairing: Pairing, at: int, growth: float) -> Iterator[Deviation]:
     """The deviation of every checked tensor of the first step, in execution order, from the baseline's start ``at``.
 
-    Args:
-        pairing: the run and its baseline.
-        at: index from :func:`same_start`.
-        growth: factor by which rounding errors may grow between modules.
+    ``growth`` is the factor by which rounding errors may grow between modules.
     """
     chosen = [(k, s, e) for k, s, e in pairing.common if k[2] in _CHECKED and s.start is not None]
     ordered = sorted(chosen, key=lambda c: (c[2].order is None, c[2].order or 0))

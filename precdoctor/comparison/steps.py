@@ -94,12 +94,7 @@ def skipped_share(view: RunView, steps: Collection[int]) -> float:
 
 
 def clean_rows(view: RunView, frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Mask of the rows to compare: excludes recomputed activations, and gradients of skipped steps.
-
-    Args:
-        view: the run.
-        frame: rows with the columns kind, phase, step, rank and attempt.
-    """
+    """Mask of the rows to compare: excludes recomputed activations, and gradients of skipped steps."""
     clean: npt.NDArray[np.bool_] = (frame["phase"] != "recompute").to_numpy()
     skipped = [(p.rank, p.attempt, f.step) for p, steps in view.timeline.items() for f in steps if f.skipped]
     if skipped:

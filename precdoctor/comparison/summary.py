@@ -172,9 +172,9 @@ def metrics_of(summary: Summary, kind: str) -> dict[str, float]:
 
 
 def summaries(view: RunView, steps: Sequence[int]) -> dict[Key, Summary]:
-    """The summary of every tensor of a run over ``steps``, ascending. Gradients of skipped steps are left out.
+    """The summary of every tensor of a run over ``steps``, ascending.
 
-    An overflow that a loss scaler handled does not affect the next clean step.
+    Gradients of skipped steps are left out: an overflow that a loss scaler handled does not affect the next clean step.
     """
     view.keep(steps)
     frame = view.measured(_MEASURES, _KINDS, columns=_COLUMNS, steps=steps)

@@ -139,12 +139,9 @@ def not_applied(view: RunView) -> str | None:
 def judge_trial(
     plan: PlanFile, before: RunView, after: RunView, share: float, options: RuleOptions, ended: str | None = None
 ) -> Trial:
-    """Compare the run with the plan with the unchanged run.
+    """Compare the run with the plan, ``after``, with the unchanged run, ``before``.
 
     Args:
-        plan: the plan.
-        before: the unchanged run.
-        after: the run with the plan.
         share: largest allowed loss gap, as a share of the loss.
         options: options of rules, as for a diagnosis.
         ended: how the run with the plan failed, if the unchanged run did not; None otherwise.
@@ -299,7 +296,6 @@ def _figures(counts: Any) -> Figures | None:
 
 
 def _misses(plan: PlanFile, planned: PlannedCast, done: Figures) -> tuple[str, ...]:
-    """The limits of the plan's target that the applied cast exceeds over all steps."""
     target, out = plan.target, []
     if done.flushed > target.max_flushed:
         out.append("flushed")

@@ -96,7 +96,6 @@ def place(finding: Finding) -> str:
 
 
 def _grid(rows: Iterable[tuple[str, RenderableType]]) -> RenderableType:
-    """An indented grid of labels and values."""
     return Padding(facts(rows, gap=1, width=_LABEL), (0, 0, 0, 2))
 
 
@@ -132,7 +131,6 @@ def _facts(finding: Finding, console: Console) -> Iterator[tuple[str, Renderable
 
 
 def _consequences(consequences: Sequence[Mapping[str, Any]]) -> Text:
-    """Findings that are consequences of this one, one line each."""
     lines = [clean(f"{c.get('code', '')} {c.get('message', '')}".strip()) for c in consequences[:_ALSO]]
     if len(consequences) > _ALSO:
         lines.append(f"and {len(consequences) - _ALSO} more")
@@ -221,7 +219,6 @@ def _float(value: Any) -> float | None:
 
 
 def _prescription(prescription: Prescription) -> RenderableType:
-    """The change and its predicted effect."""
     change, effect = stated_effect(prescription.title)
     title = Text(clean(change), "pd.good")
     predicted = clean(effect) or predicted_effect(prescription.predicted)

@@ -87,9 +87,10 @@ def identity(finding: Finding, diagnosis: Diagnosis) -> str:
 def repository_file(file: str, home: str, line: int | None = None, code: str | None = None) -> str | None:
     """A recorded path as a path relative to the root of the repository, with forward slashes.
 
-    A path outside the repository is matched with the one file in it whose path has the longest common end. If only the
-    name matches, ``code`` must be the text of that line, or no other file may have that name. Outside a repository the
-    result is relative to the current directory.
+    A path outside the repository is matched with the one file in it whose path has the longest common end, first among
+    the files with ``code`` at ``line``. If that finds none, the file's whole path, of two parts or more, must be the
+    common end. Without ``code``, any common end counts, but the name alone only if no other file has it. Outside a
+    repository the result is relative to the current directory.
 
     Args:
         file: the recorded path, absolute or relative to ``home``.

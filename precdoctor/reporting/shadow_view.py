@@ -248,10 +248,7 @@ def _plain(words: str) -> str:
 def document(found: Shadowed | None, run: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
     """The report as JSON values, with all pieces of code in order of execution; infinities are the string "Infinity".
 
-    Args:
-        found: the comparison; None if no step was compared.
-        run: as in a diagnosis.
-        limits: the limits of the verdict.
+    ``found`` is None if no step was compared; ``run`` is as in a diagnosis.
     """
     state, sentence = verdict(found, limits)
     guilty = limits.guilty(found) if found is not None else []

@@ -87,12 +87,7 @@ class Summary:
 
 
 def summarise(run: Run, top: int = 10) -> Summary:
-    """Summarise a run.
-
-    Args:
-        run: the run.
-        top: most tensors in ``tightest``, ``subnormal`` and ``casts``.
-    """
+    """Summarise a run, with at most ``top`` tensors in ``tightest``, ``subnormal`` and ``casts``."""
     view = RunView(run)
     nothing = view.steps.empty
     tensors = _tensors(view)
@@ -130,13 +125,11 @@ def summarise(run: Run, top: int = 10) -> Summary:
 
 
 def _run_without_steps(view: RunView) -> dict[str, Any]:
-    """The ``run`` section for a run without a step."""
     info = view.run.info
     return {"path": view.run.origin, "command": info.get("command"), "steps": 0, **facts_of_end(view)}
 
 
 def _tensors(view: RunView) -> list[TensorSummary]:
-    """The summary of every tensor of the run, over all calls and ranks."""
     merged: dict[tuple[str, ...], dict[str, Any]] = {}
     for group in view.survey.totals.to_pylist():
         key = tuple(group[k] or "" for k in _KEYS)

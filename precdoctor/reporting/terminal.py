@@ -36,12 +36,8 @@ MARKS = {
 def print_full(diagnosis: Diagnosis, console: Console, *, verbose: bool = False) -> None:
     """Print header, findings, number of rules checked, and the cost and losses of the recording.
 
-    Notes (severity info) come last, two lines each, unless only one rule was run.
-
-    Args:
-        diagnosis: the diagnosis.
-        console: where to print.
-        verbose: also list every rule with its reason.
+    Notes (severity info) come last, two lines each, unless only one rule was run. ``verbose`` also lists every rule
+    with its reason.
     """
     _print_header(diagnosis, console, verbose=verbose)
     asked = len(diagnosis.rules) == 1  # with `--select PD505` the user asked for this note: print it in full

@@ -24,9 +24,7 @@ _QUANTITIES = ("flushed", "subnormal", "saturated", "sqnr_db", "relative_error",
 def document(answer: Answer, run: Mapping[str, Any]) -> dict[str, Any]:
     """The answer on a format as JSON values; non-finite numbers are the strings "NaN", "Infinity", "-Infinity".
 
-    Args:
-        answer: the answer.
-        run: as in a diagnosis.
+    ``run`` is as in a diagnosis.
     """
     question = answer.question
     return {

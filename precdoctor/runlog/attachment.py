@@ -26,8 +26,7 @@ _NOTHING = (
 def why_nothing_attached(notes: Sequence[Mapping[str, Any]]) -> str:
     """The likely reason that no process of a command recorded anything.
 
-    Args:
-        notes: the objects in attach.jsonl; ``precdoctor._attach_file.note`` lists their events.
+    ``notes`` are the objects in attach.jsonl; ``precdoctor._attach_file.note`` lists their events.
     """
     events = {note.get("event") for note in notes}
     if any(note.get("event") == "model" and note.get("message") for note in notes):

@@ -33,10 +33,7 @@ MAX_STEP_ROWS: Final = 1 << 18
 def hold(count: int, limit: int, what: str) -> None:
     """Check a count against its cap, unless the user has lifted the caps (``--any-size``).
 
-    Args:
-        count: the number to check.
-        limit: the cap.
-        what: the text of the error, ``{}`` in place of the count: ``runs/a holds {} rank directories``.
+    ``what`` is the text of the error, with ``{}`` in place of the count: ``runs/a holds {} rank directories``.
 
     Raises:
         RunTooLargeError: ``count`` is above ``limit``.

@@ -41,7 +41,7 @@ class Setting:
 
 
 def _positive(value: Any) -> bool:
-    """Whether it is a finite number above 0; an integer beyond FP64 is none."""
+    """Return whether ``value`` is above 0 and not above the largest FP64 number; False for a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
 
 
@@ -170,11 +170,7 @@ class Change:
 
     @classmethod
     def of(cls, raw: Any, origin: str) -> Change:
-        """Parse and check a change; the inverse of :meth:`as_dict`.
-
-        Args:
-            raw: the value read from a file.
-            origin: the place in that file, for messages.
+        """Parse and check a change; the inverse of :meth:`as_dict`. ``origin`` is its place in the file, for messages.
 
         Raises:
             UsageError: an unknown setting or key, or a value the setting cannot take.

@@ -1,7 +1,7 @@
 """The shapes of run.json, rank.json and end.json, and the check of a document against its shape as it is read.
 
-A key may be absent or null, and unknown keys are ignored; a value of a type that precdoctor does not write makes the
-document damaged. Code that reads a checked document need not check types again.
+Unknown keys are ignored, and keys that are not marked as required may be absent or null. A value of a type that
+precdoctor does not write makes the document damaged. Code that reads a checked document need not check types again.
 """
 
 from __future__ import annotations
@@ -126,12 +126,9 @@ END: Final[Shape] = {
 
 
 def check(value: object, shape: Shape, place: str = "") -> None:
-    """Check a document, or a part of one, against its shape.
+    """Check a document, or a part of one, against its shape; None (null) always passes.
 
-    Args:
-        value: as :func:`json.loads` returns it.
-        shape: the shape; None (null) always passes.
-        place: the path of the value, for the message: ``roots[2].name``.
+    ``place`` is the path of the value, for the message: ``roots[2].name``.
 
     Raises:
         ValueError: the value has another shape; the message names the place.

@@ -202,7 +202,7 @@ def _may_satisfy(operator: str, value: Any, first: int, last: int) -> bool:
 
 
 def _refers_to(predicate: pc.Expression, empty: pa.Table, name: str) -> bool:
-    """Return whether an expression refers to column ``name``: Arrow raises an error when it evaluates it without."""
+    """Return whether an expression refers to column ``name``: without that column, Arrow fails to evaluate it."""
     try:
         empty.drop_columns([name]).filter(predicate)
     except pa.ArrowInvalid:

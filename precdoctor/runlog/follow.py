@@ -21,9 +21,6 @@ class Follower:
 
     A part keeps its number and the order of its rows when its stream is sealed, so the position is a count of rows per
     part. A sealed part that was read to its end is not opened again, nor is a stream whose size has not changed.
-
-    Args:
-        path: the run directory.
     """
 
     def __init__(self, path: Path) -> None:

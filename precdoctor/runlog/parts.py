@@ -63,7 +63,7 @@ DOMAINS: Final[dict[str, tuple[float, float]]] = {
     **{f"block{size}_amax_lo": _BINS for size in (16, 32, 128)},
     "exp_lo": _BINS,
     **dict.fromkeys(("amax", "amin_nonzero", "lost_update_fraction"), _MAGNITUDES),
-    "sum_sq": (0.0, math.inf),  # of FP64 values above 1e154
+    "sum_sq": (0.0, math.inf),  # infinite if FP64 values exceed 1e154
 }
 #: By table: the only words that a column may hold.
 WORDS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
@@ -93,10 +93,7 @@ def sealed_rows(
     """The columns of a sealed part that ``query`` needs, with all rows of the row groups it may ask for.
 
     Args:
-        part: the file.
         listed: the part's line in parts.jsonl; None raises CorruptRunError.
-        query: columns and rows.
-        rank: the directory.
         cache: which parts of the run passed their checks in earlier queries.
         rest: columns of the other row groups, in the order of the schema; empty: skip those row groups.
 

@@ -86,11 +86,9 @@ def piece_rows(
     """All rows of a piece, some thousands at a time, always with step, rank and attempt. Each part is read once.
 
     Args:
-        piece: the share of a table to read.
         columns: columns to read for every row.
         more: further columns of the row groups that may hold ``steps``; batches of other row groups lack them.
         steps: steps for which ``more`` is read; None means all.
-        cache: which parts of the run passed their checks in earlier queries.
 
     Raises:
         UsageError: an unknown column.
@@ -123,9 +121,6 @@ def rank_rows(
     """The columns that ``asked`` needs, plus ``attempt``, of one process; its row filter is not applied yet.
 
     Args:
-        rank: the directory.
-        asked: columns and rows.
-        cache: which parts passed their checks in earlier queries.
         rest: as for :func:`~precdoctor.runlog.parts.sealed_rows`.
         parts: numbers of the first and last part; None means all.
 

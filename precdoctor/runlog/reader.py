@@ -82,7 +82,7 @@ class RankLog:
 
     @property
     def cut_short(self) -> str | None:
-        """Why recording ended before the training did (a full disk, ``--max-disk``); None if it did not."""
+        """Why recording ended before the training did (full disk, ``--max-disk``, an error); None if it did not."""
         end = self.end or {}
         return str(end.get("message") or end["reason"]) if end.get("reason") in _CUT_SHORT else None
 
@@ -109,7 +109,7 @@ class _Processes:
 
 
 class Run:
-    """A run directory, open for reading; made by :func:`open_run`. Each call reads the files as they are then."""
+    """A run directory, open for reading; made by :func:`open_run`. Each query reads the files anew."""
 
     def __init__(self, path: Path, info: dict[str, Any]) -> None:
         self.path = path
@@ -330,7 +330,8 @@ class Run:
 def open_run(path: str | os.PathLike[str] | Run) -> Run:
     """Open a run directory; only its run.json is read. A :class:`Run` is returned as it is.
 
-    The run at a URL (``s3://``, ``gs://``, any of fsspec's) is copied to a temporary directory; see :mod:`.remote`.
+    The run at a URL (``s3://``, ``gs://``, any of fsspec's) is copied to a temporary directory; see
+    :func:`.remote.fetch` for its errors.
 
     Raises:
         RunNotFoundError: there is no run directory at ``path``.

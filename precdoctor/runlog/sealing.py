@@ -61,7 +61,7 @@ def seal_stream(directory: Path, table: str, number: int, data: bytes) -> Part |
 
     Raises:
         CorruptRunError: the stream is damaged; nothing was written.
-        OSError: the disk is full, or the directory gone or read-only; nothing was written.
+        OSError: the disk is full, or the directory gone or read-only; until the part is listed, the stream counts.
     """
     name = f"{table}-{number:06d}.parquet"
     where = f"{directory.name}/{table}-{number:06d}.arrows.open"
@@ -123,7 +123,7 @@ def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterato
 
 
 def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
-    """One table from ``batches``. Many are joined first: Parquet's writer needs longer for many chunks than that."""
+    """One table from ``batches``. If they are many, joins them first: Parquet's writer takes longer for many chunks."""
     table = pa.Table.from_batches(batches, schema)
     return table.combine_chunks() if len(batches) > _MANY_BATCHES else table
 

@@ -11,7 +11,10 @@ _PLAIN = frozenset('abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 
 
 def quoted(word: str) -> str:
-    r"""One word for bash, zsh or ksh, on one line: control characters and undecodable bytes become ``$'\012'``."""
+    r"""One word for bash, zsh or ksh, on one line: control characters and undecodable bytes become ``$'\012'``.
+
+    So does every ``#`` of a word with ``##``, because CI runners obey ``##[error]``.
+    """
     if word.isprintable() and "##" not in word:
         return shlex.quote(word)
     return "$'" + "".join(c if c in _PLAIN else _escaped(c) for c in word) + "'"

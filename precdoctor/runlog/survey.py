@@ -116,10 +116,7 @@ def survey(directory: Path, cache: PartCache | None = None) -> Survey:
     """List a rank directory, which may be growing.
 
     A part counts once it is listed; until then its stream does. (Sealing renames, then lists, then unlinks the stream.)
-
-    Args:
-        directory: the rank directory.
-        cache: listings and manifests of earlier calls.
+    ``cache`` holds listings and manifests of earlier calls.
 
     Raises:
         CorruptRunError: parts.jsonl is damaged, or there are more than ``MAX_PARTS`` parts.

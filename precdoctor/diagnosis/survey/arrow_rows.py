@@ -17,9 +17,7 @@ Categories = dict[str, tuple[pa.Array, pd.CategoricalDtype]]
 def frame_of(table: pa.Table, categories: Categories) -> pd.DataFrame:
     """Convert a table to a frame: null numbers become NaN, names categories, and lists Arrow arrays.
 
-    Args:
-        table: the table, its dictionaries unified.
-        categories: the cache; new entries are added.
+    The dictionaries of ``table`` must be unified; new entries are added to the cache ``categories``.
     """
     frame: pd.DataFrame = pd.DataFrame({n: _series(n, table.column(n), categories) for n in table.column_names})
     return frame

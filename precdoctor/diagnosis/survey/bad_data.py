@@ -85,7 +85,7 @@ class BadTensor:
 
     @property
     def more(self) -> str:
-        """All bad samples by index, as a sentence; empty if unknown, or if the title already names the only one."""
+        """The bad samples by index, at most eight; empty if unknown, or if the title already names the only one."""
         if not self.indices:
             return ""
         listed = ", ".join(map(str, self.indices[:_LISTED])) + (", ..." if self.bad_samples > _LISTED else "")
@@ -109,12 +109,7 @@ def as_given(row: TensorRow) -> BadTensor:
 
 
 def as_delivered(facts: Mapping[str, Any], operand: Operand) -> BadTensor:
-    """Return a tensor that a data loader delivered.
-
-    Args:
-        facts: the tensor's entry in the event.
-        operand: the counts of the same entry.
-    """
+    """Return a tensor that a data loader delivered, from its entry in the event and the counts of that entry."""
     samples, indices = (_numbers(facts.get(key)) for key in ("samples", "indices"))
     return BadTensor(
         name=field_words(str(facts.get("field") or ""), "field"),
@@ -146,10 +141,7 @@ def delivered_tensor(fields: Sequence[BadTensor], read: BadTensor) -> BadTensor 
 def mend_data(data: BadTensor, step: int, *, prepared: bool = True) -> Prescription:
     """Prescribe to drop or impute the bad samples; if the data may be sound, to check that first.
 
-    Args:
-        data: the tensor.
-        step: of the incident.
-        prepared: whether torch code between data loader and model may have made the values.
+    ``prepared``: whether torch code between data loader and model may have made the values.
     """
     return drop_samples(data, step) if data.delivered or not prepared else _find_maker(data, step)
 

@@ -51,7 +51,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Chain:
-    """Layers of one class whose names differ only in one number, sorted by it; or several such chains joined."""
+    """Layers of one class whose names differ in one number, several such chains joined, or the calls of one module."""
 
     root: str
     pattern: str

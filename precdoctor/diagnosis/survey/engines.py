@@ -44,8 +44,6 @@ def run_all(
     Args:
         what: the word for the tasks in the progress report.
         function: called with the run's part cache if it runs in this process, without it in others.
-        tasks: arguments of ``function``.
-        run: the run to read.
         pieces: all pieces that the tasks read; their number of rows decides whether other processes are worth it.
 
     Raises:

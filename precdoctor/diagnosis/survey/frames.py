@@ -143,8 +143,7 @@ def histograms(frame: pd.DataFrame, prefix: str = "exp") -> Histograms:
 def by_kind(frame: pd.DataFrame, values: Floats, kinds: Sequence[str]) -> tuple[pd.DataFrame, list[Floats]]:
     """Return one row per weight, process and step, and for each kind its value: NaN without a row, the last of several.
 
-    Args:
-        values: one per row of ``frame``.
+    ``values`` has one per row of ``frame``.
     """
     ids = groups(frame, (*PARAMETER, *AT))
     rows = _places(frame, ids, kinds)

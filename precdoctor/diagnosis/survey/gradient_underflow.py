@@ -87,7 +87,7 @@ class GradientSeries:
         subnormal_share: share of subnormals among the non-zero elements.
         faint_share: share of the sum of magnitudes that subnormals make up.
         structural: share of all elements that are zero for another reason than rounding.
-        bits: mean significant bits of the intended elements; None outside FP16.
+        bits: mean significant bits of the intended elements; None outside FP16, and for a gradient that is always zero.
         worst: process and step with the largest flushed share.
         dead: whether the gradient is zero throughout on the ``worst`` step.
     """
@@ -105,7 +105,7 @@ class GradientSeries:
 
     @property
     def mean_bits(self) -> float:
-        """Same as ``bits``, but 0 outside FP16."""
+        """``bits``, or 0 if that is None."""
         return self.bits or 0.0
 
 
@@ -139,8 +139,6 @@ def survey(view: RunView, *, max_steps: float, dying_share: float, kind: str = "
     """Measure the gradients of one kind over at most ``max_steps`` healthy steps; computed once per view.
 
     Args:
-        view: the run.
-        max_steps: most steps to examine.
         dying_share: flushed share of a gradient from which the next one in the backward pass, if all zero, counts as
             flushed.
         kind: ``grad_output`` or ``weight_grad``.
@@ -204,8 +202,8 @@ def _with_rounding_loss(rows: pd.DataFrame, fmt: Format) -> pd.DataFrame:
 def _shares(rows: pd.DataFrame, dying_share: float, kind: str) -> dict[str, Floats]:
     """Return the shares of :class:`GradientSeries` for each row; the rows are in execution order.
 
-    An output gradient of zeros counts as flushed if at least ``dying_share`` of the one before it was, or if that one
-    was faded.
+    An output gradient of zeros counts as flushed if at least ``dying_share`` of the last non-zero one before it was
+    flushed, or if that one was faded.
     """
     flushed, alive = column(rows, "flushed"), column(rows, "alive")
     own = share(flushed, flushed + alive)
@@ -276,11 +274,7 @@ def lost_channels(view: RunView, key: Key, gradient: GradientSeries) -> float:
 def is_harmed(view: RunView, key: Key, gradient: GradientSeries, limits: tuple[float, float]) -> bool:
     """Return whether flushing does harm: it takes much of the magnitude, or leaves zeros in the weight gradient.
 
-    Args:
-        view: the run.
-        key: the gradient.
-        gradient: its measures.
-        limits: least flushed share, and least flushed share of the magnitude.
+    ``limits`` are the least flushed share, and the least flushed share of the magnitude.
     """
     if gradient.share < limits[0]:
         return False
@@ -291,9 +285,6 @@ def is_faint(view: RunView, key: Key, gradient: GradientSeries, faint: float, en
     """Return whether subnormals of an output gradient do harm: by their magnitude, or by the weight gradient's bits.
 
     Args:
-        view: the run.
-        key: the output gradient.
-        gradient: its measures.
         faint: subnormal share of the sum of magnitudes from which they do.
         enough_bits: mean significant bits of the module's weight gradient below which they do in any case.
     """

@@ -75,8 +75,6 @@ def lost_to(view: RunView, place: Module, flushed: float, already: float | None 
     0 if unknown.
 
     Args:
-        view: the run.
-        place: root and module.
         flushed: share of the module's input or output gradient that was rounded to zero. A channel is lost only with
             all of its elements, so a larger share of zeros has another reason.
         already: share of zeros in the layer's operands that the rounding did not make; by default the recorded zeros.
@@ -97,7 +95,6 @@ def channel_zeros(view: RunView) -> Mapping[Module, ChannelZeros]:
 
 
 def _channel_zeros(view: RunView) -> dict[Module, ChannelZeros]:
-    """Return :func:`channel_zeros` from the rows of the watched steps."""
     measures, columns = ("zero_share", "dimensions"), ("module_class", "dtype", "phase")
     rows = view.measured(measures, _KINDS, columns=columns, steps=watched_steps(view))
     flat = (rows["kind"] == "weight_grad") & ~(rows["dimensions"] >= 2)

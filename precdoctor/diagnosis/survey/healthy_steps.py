@@ -35,10 +35,8 @@ def _weight_masks(view: RunView) -> Counter[tuple[Process, int]]:
 def reference_of(view: RunView, process: Process, step: int, exclude: frozenset[int]) -> Reference:
     """Return the sightings of each tensor on the nearest healthy steps before ``step``, or after it if none is before.
 
-    Without any healthy step, skipped steps with a finite loss are taken.
-
-    Args:
-        exclude: steps that are no reference, such as those of other incidents.
+    Without any healthy step, skipped steps with a finite loss are taken. The steps in ``exclude``, such as those of
+    other incidents, never are.
     """
     sampled = [f for f in view.timeline.get(process, ()) if f.sampled and f.complete and f.step not in exclude]
     healthy = [f.step for f in sampled if is_well(view, process, f)]

@@ -29,7 +29,7 @@ _COLUMNS = ("module_class", "phase", "dtype", "numel", "order", "nan", "pos_inf"
 
 @dataclass
 class History:
-    """The amax of one tensor over the healthy steps on which it was finite and not zero.
+    """The amax of one tensor over the healthy steps on which it held no NaN or +Inf and was not all zero.
 
     Attributes:
         amax: the largest over all ranks, by step.

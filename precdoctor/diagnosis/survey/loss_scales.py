@@ -77,7 +77,7 @@ def is_dynamic(steps: Sequence[StepFacts]) -> bool:
 
 
 def probes(steps: Sequence[StepFacts]) -> list[StepFacts]:
-    """Return the probes: skipped steps at a scale above the smallest one that was clean since the skip before."""
+    """Return the probes: skipped steps at a larger scale than some clean step since the previous skip."""
     found, clean = [], math.inf
     for facts in steps:
         scale = facts.loss_scale or 0.0

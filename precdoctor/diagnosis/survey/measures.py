@@ -1,6 +1,7 @@
 """The measures of recorded rows that rules ask for: vectorised functions of a frame, one number per row.
 
-A measure is NaN for rows that lack its columns' values. The documentation page ``large-runs`` is made from this table.
+A measure is NaN for rows that lack its columns' values; only a missing scale counts as 1. The documentation page
+``large-runs`` is made from this table.
 """
 
 from __future__ import annotations

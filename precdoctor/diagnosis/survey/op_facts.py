@@ -204,14 +204,16 @@ def traced_steps(view: RunView, process: Process) -> dict[int, str]:
 
 
 def _replays(view: RunView) -> dict[tuple[int, int], Replay]:
-    """Return all replays by rank and step."""
     return view.remember("replays", lambda: _all_replays(view))
 
 
 def _all_replays(view: RunView) -> dict[tuple[int, int], Replay]:
-    """Return the replays of the run, replaced by those of its traced second run, which see more ops."""
+    """Return the replays by rank and step.
+
+    The live trace of the second run covers more ops, so its replays with an origin replace those of the first run.
+    """
     found = _own_replays(view)
-    if (again := second_run_of(view)) is not None:  # a live trace covers more ops than a replay
+    if (again := second_run_of(view)) is not None:
         for at, r in _own_replays(again).items():
             if r.outcome == "origin":
                 own = found.get(at, r)

@@ -28,7 +28,7 @@ from precdoctor.diagnosis.survey.view import RunView
 #: Names of the mean or sum of squared gradients in torch's optimizers (``sum`` is Adagrad's); below, those of others.
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum")
 _OTHER_NAMES = re.compile(r"(^|_)(v|vt|nu|sq|square|squares|squared|second|variance|sum_sq)($|_)")
-#: Optimizers of torch that divide by the root of the mean or sum of squared gradients.
+#: Optimizers of torch that divide by the gradient's own size: a root of mean or summed squares, or Adamax's maximum.
 SCALE_FREE = (*ADAM, "RMSprop", "Adagrad", "NAdam", "RAdam", "Adamax", "Adadelta")
 _COLUMNS = (
     *("module_class", "dtype", "numel", "nan", "pos_inf", "zero", "subnormal", "sum", "sum_sq"),
@@ -89,14 +89,14 @@ def states(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _without_sign(rows: pd.DataFrame) -> Mask:
-    """Mask of the rows without elements far below zero: their sum reaches 0.999 of a lower bound of the magnitudes'."""
+    """Mask of the rows without elements far below zero: the sum is at least 0.999 of a bound on that of magnitudes."""
     found = histograms(rows)
     mask: Mask = np.nan_to_num(column(rows, "sum")) >= 0.999 * found.sums(np.exp2(found.bins.astype(np.float64)))
     return mask
 
 
 def excess(steps: Ints, means: Floats, squares: Floats, decay: float) -> float | None:
-    """Return the mean of v at the last step over its mean in exact arithmetic; None with fewer than two steps.
+    """Return the mean of v at the last step over its mean in exact arithmetic; None with one step, or if that is 0.
 
     The mean over elements of ``v = decay v + (1 - decay) g^2`` follows the same recursion with the mean of g^2, which
     the rows hold. Between recorded steps that mean is taken to be the average of both ends.

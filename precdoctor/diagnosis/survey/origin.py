@@ -51,7 +51,8 @@ class Origin:
     module_class: str
     #: Where the code is: module | functional | own-code | between-roots | data | loss | loss-backward | reduction.
     how: str
-    #: The last finite tensor before ``row``; for ``own-code`` in the backward pass ``row`` itself.
+    #: The last finite tensor before ``row``. In the backward pass, for ``own-code`` ``row`` itself, and for
+    #: ``functional`` the next tensor of the forward pass.
     after: TensorRow | None
     masks: tuple[TensorRow, ...] = field(default=())
 
@@ -84,11 +85,9 @@ def class_of(classes: ModuleClasses, root: str, module: str, known: str = "") ->
 
 
 def caller_of(root: str, module: str, previous: TensorRow | None, classes: ModuleClasses) -> str:
-    """Return the FQN of the module whose code called ``module``: its nearest ancestor that also contains ``previous``.
+    """Return the FQN of the module whose code called ``module``: its nearest ancestor that is no container.
 
-    Args:
-        module: FQN of the called module.
-        previous: the tensor made just before.
+    If ``previous``, the tensor made just before, is known and of the same root, the ancestor also contains that one.
     """
     parts = module.split(".")[:-1] if module else []
     if previous is not None and previous.root == root:
@@ -107,9 +106,9 @@ def suspicious(
 ) -> tuple[TensorRow | None, tuple[TensorRow, ...]]:
     """Return the first row by position that is non-finite without excuse (None without any), and the masks before it.
 
-    A row is excused if it is non-finite in the same way on a healthy step, or if it is a mask: it holds nothing but
-    ``-inf``, and healthy steps also hold that, or the loss is finite. Without a healthy step to compare with, it is a
-    mask if a later tensor is worse. A mask in which finite values have also overflowed is not excused.
+    A row is excused if it is non-finite in the same way on a healthy step. A row that holds nothing but ``-inf`` is
+    also excused if the loss is finite, or if :func:`_is_mask`. Unless the loss is finite, a mask in which finite values
+    have also overflowed is not excused.
     """
     bad = sorted((r for r in rows if r.bad), key=lambda r: r.position)
     masks: list[TensorRow] = []
@@ -141,13 +140,10 @@ def overflowed_mask(row: TensorRow, seen: Sequence[Sighting]) -> bool:
 
 
 def _is_mask(mask: TensorRow, later: Sequence[TensorRow], *, known: bool) -> bool:
-    """Return whether a row that holds only ``-inf`` is a mask, by the first later tensor with NaN or ``+inf``.
+    """Return whether a row that holds only ``-inf`` is a mask, by the first of ``later`` that has NaN or ``+inf``.
 
-    Args:
-        mask: the row.
-        later: the non-finite rows after it.
-        known: the tensor was finite on healthy steps; then a new ``-inf`` is a mask only if softmax or attention
-            reads it.
+    False without such a row, or if it is the loss. ``known``: the tensor was seen on healthy steps, without ``-inf``;
+    then a new ``-inf`` is a mask only if softmax or attention reads it.
     """
     worse = next((r for r in later if not r.mask_like), None)
     if worse is None or worse.kind == "loss":
@@ -216,7 +212,7 @@ def locate_backward(row: TensorRow, rows: Sequence[TensorRow], classes: ModuleCl
 
 
 def _consumer(row: TensorRow, rows: Sequence[TensorRow]) -> TensorRow | None:
-    """Return the forward row right after the output whose gradient is ``row``; None if the loss code read it."""
+    """Return the forward row right after the output whose gradient is ``row``; None if unknown or read by the loss."""
     own = next((r for r in rows if r.kind == "output" and r.key[:2] == row.key[:2] and r.key[3:] == row.key[3:]), None)
     if own is None or own.order is None:
         return None

@@ -89,12 +89,7 @@ def _number(value: pa.Scalar, missing: float) -> float:
 
 
 def most_processes(processes: int, rows: int) -> int:
-    """Return how many processes to read in full: at least one.
-
-    Args:
-        processes: number of processes of the run.
-        rows: their rows of the ``steps`` table, all together.
-    """
+    """Return how many processes to read in full: at least one. ``rows``: of the ``steps`` table, of all processes."""
     return max(1, min(MOST_PROCESSES, processes, processes * MOST_STEP_ROWS // max(rows, 1)))
 
 

@@ -59,7 +59,7 @@ def coordinates(view: RunView, rank: int) -> Mapping[str, int]:
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter, or a piece of one, of which ``replicas`` ranks hold a copy; ``first`` is the lowest of them."""
+    """A parameter, or a piece of one, with a copy on ``replicas`` ranks; ``first`` is the lowest of these ranks."""
 
     root: str
     module: str
@@ -74,11 +74,7 @@ class Weight:
 
 
 class Replicas:
-    """The replicated weights of a run and the processes that hold them.
-
-    Attributes:
-        weights: the weights of which at least two recorded ranks hold a copy.
-    """
+    """The replicated weights of a run (at least two recorded ranks hold a copy) and the processes that hold them."""
 
     def __init__(self, facts: Mapping[Process, Mapping[str, Any]]) -> None:
         """Read the layouts; ``facts`` is the rank.json of each process."""

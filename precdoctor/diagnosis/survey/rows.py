@@ -278,11 +278,7 @@ def range_evidence(row: TensorRow) -> dict[str, Any]:
 
 
 def path_evidence(rows: Sequence[TensorRow]) -> list[dict[str, Any]]:
-    """Return the ``path`` entry of a finding's evidence: the last :data:`PATH_LENGTH` of ``rows``.
-
-    Args:
-        rows: in execution order.
-    """
+    """Return the ``path`` entry of a finding: the last :data:`PATH_LENGTH` of ``rows``, which are in order."""
     return [
         {
             "module": row.module or row.root,
@@ -300,17 +296,12 @@ def path_evidence(rows: Sequence[TensorRow]) -> list[dict[str, Any]]:
 
 
 def tensor_evidence(row: TensorRow | None, rows: Sequence[TensorRow] = ()) -> dict[str, Any]:
-    """Return the ``range`` and ``path`` entries of a finding about ``row``; empty if it is None.
-
-    Args:
-        row: the tensor.
-        rows: the step's tensors, from which the path to ``row`` is taken.
-    """
+    """Return the ``range`` and ``path`` (out of ``rows``) entries of a finding about ``row``; empty if it is None."""
     return {} if row is None else {"range": range_evidence(row), "path": path_evidence(path_to(rows, row))}
 
 
 def gradient_evidence(rows: Sequence[TensorRow], gradient: TensorRow) -> dict[str, Any]:
-    """Return the ``range`` and ``path`` entries of a finding about a gradient; the path begins at the loss."""
+    """Return the ``range`` and ``path`` entries of a finding about a gradient; the path: loss and output gradients."""
     return tensor_evidence(gradient, [r for r in rows if r.kind in ("loss", "grad_output")])
 
 

@@ -74,6 +74,7 @@ class RunFacts:
         """Return the ``rank.json`` of one process; empty if it is missing or unreadable.
 
         Raises:
+            RunTooLargeError: it takes more memory than the cap.
             RunUnreadableError: it is unreadable and the run has no other process.
         """
         found = self._logs.get(process)
@@ -125,7 +126,7 @@ class RunFacts:
     def steps_before(self, process: Process) -> dict[str, int]:
         """Return ``{optimizer: steps}`` that a process's optimizers had made before recording began.
 
-        Without optimizers that had made none, or that keep no count.
+        Optimizers that had made none, or that keep no count, are left out.
         """
         found = {
             text(o.get("name")): integer(o.get("steps_before")) for o in self.facts(process).get("optimizers") or ()
@@ -225,14 +226,14 @@ class RunFacts:
         return self._run.events()
 
     def events_of(self, *kinds: str) -> list[dict[str, Any]]:
-        """Return the events of these kinds in order of time, ``data`` decoded from JSON (empty if it is invalid)."""
+        """Return the events of these kinds by process and time, ``data`` decoded from JSON (empty if it is invalid)."""
         if self.events.empty:
             return []
         chosen = self.events[self.events["event"].isin(kinds)]
         return [{**r, "data": _decoded(r.get("data"))} for r in records(chosen)]
 
     def warnings_about(self, what: str) -> list[tuple[Process, dict[str, Any]]]:
-        """Return the ``warning`` events whose ``data`` has this ``what``, with their processes, in order of time."""
+        """Return the ``warning`` events whose ``data`` has this ``what``, with their processes, by process and time."""
         return [(Process.of(e), e) for e in self.events_of("warning") if e["data"].get("what") == what]
 
     @cached_property

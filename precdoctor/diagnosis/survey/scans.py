@@ -145,7 +145,7 @@ def short_name(op: str) -> str:
 
 
 def scans(view: RunView) -> Sequence[Scan]:
-    """Return all scans, in order of time."""
+    """Return all scans, by process and time."""
     return view.remember("scans", lambda: _scans(scan_events(view)))
 
 
@@ -202,7 +202,7 @@ def _facts(view: RunView) -> list[Fact]:
 
 
 def scan_events(view: RunView) -> list[dict[str, Any]]:
-    """Return all ``scan`` events, ``data`` decoded, in order of time."""
+    """Return all ``scan`` events, ``data`` decoded, by process and time."""
     return view.remember("scan-events", lambda: view.events_of("scan"))
 
 
@@ -257,15 +257,14 @@ def check_facts(
     """Run the check of a rule on scan facts.
 
     Args:
-        view: the run.
         kinds: the kinds of facts to check.
         badness: returns the weight of a fact; 0 if it is harmless.
         finding: makes the finding of one place in the code.
         seen: the result if nothing is found: "no overflow changed a result".
-        flushes: returns whether a fact of only one step is dropped if a later scan does not show it: weights that
-            begin at zero are flushed until they have grown.
+        flushes: returns whether a fact may be transient, because weights that begin at zero are flushed until they have
+            grown. Such a fact of only one step is dropped if a later step was scanned.
         keep: returns whether to report a place, given all its facts.
-        same: returns the key that facts of one finding share; by default root, op and line.
+        same: returns the key that facts of one finding share; by default root, op and line, or module without a line.
     """
     known = scans(view)
     done = [s for s in known if s.outcome == "done"]
@@ -340,7 +339,7 @@ def place_words(fact: Fact) -> str:
 
 
 def evidence_of(group: Group, limits: Mapping[str, float], reason: str) -> dict[str, Any]:
-    """Return the evidence of a finding: the data of the worst fact, the limits, all modules and steps, the reason."""
+    """Return the evidence of a finding: data of the worst fact, limits, at most 16 modules, all steps, the reason."""
     data = {k: v for k, v in group.worst.data.items() if k not in ("kind", "phase", "settings")}
     return {
         **data,

@@ -64,7 +64,10 @@ class Piece:
 
     @property
     def amplification(self) -> float:
-        """Accumulated error over the larger of the inputs' error and the own error; 0 if unknown, and in backward."""
+        """Accumulated error over the larger of the inputs' and the own error, infinite if both are 0.
+
+        0 if unknown, and in the backward pass.
+        """
         if self.accumulated is None or self.given is None or self.kind not in FORWARD:
             return 0.0
         base = max(self.given, self.local or 0.0)
@@ -119,7 +122,7 @@ class Shadowed:
         return sorted((p for p in self.pieces if p.local is not None), key=lambda p: (-(p.local or 0.0), p.order))
 
     def layers(self) -> dict[tuple[str, str], float]:
-        """Return ``{(root, module): largest own error}`` in order of execution."""
+        """Return ``{(root, module): largest own error}`` by root, then in order of execution."""
         found: dict[tuple[str, str], float] = {}
         for p in sorted(self.pieces, key=lambda p: (p.root, p.order)):
             if p.local is not None:

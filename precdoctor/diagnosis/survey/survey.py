@@ -139,12 +139,7 @@ def tasks_of(pieces: Iterable[tuple[Piece, bool]], steps: Sequence[int] | None) 
 
 
 def read_pieces(task: Task, cache: PartCache | None = None) -> Read:
-    """Read every row of a task's pieces once and return their survey.
-
-    Args:
-        task: the pieces to read.
-        cache: facts about the run's parts from earlier queries.
-    """
+    """Read every row of a task's pieces once and return their survey."""
     steps = task.steps if task.keeps else ()
     more = [name for name in COLUMNS if name not in READ]
     chosen = None if steps is None else np.asarray(steps, np.int64)

@@ -107,11 +107,9 @@ def _reduced(
     """Reduce rows to one entry per id: sums, the largest amax and its first place, first and last steps.
 
     Args:
-        ids: the group of each row.
-        values: columns to sum.
         amax: NaN if unknown.
         peaks: step, rank and attempt of each amax.
-        bounds: columns of which to take the smallest, or of ``last_step`` the largest; :data:`_NEVER` becomes null.
+        bounds: the smallest of each column is taken, of ``last_step`` the largest; :data:`_NEVER` becomes null.
     """
     size = np.where(np.isnan(amax), -1.0, amax)
     order = np.lexsort((*(-peaks[p] for p in reversed(PEAK)), size, ids))

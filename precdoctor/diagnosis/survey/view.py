@@ -97,11 +97,10 @@ class RunView(RunFacts):
         Comes from the kept rows if they hold all steps and columns, else from the log.
 
         Args:
-            columns: of the ``tensors`` table.
-            kinds: of tensors.
-            steps: only these; None means the kept steps.
+            steps: only these; None means the kept steps, or all steps if the rows come from the log.
             where: further filter terms ``(column, operator, value)``; all must hold.
-            everyone: also return rows of processes outside :attr:`processes`.
+            everyone: return the rows of all processes. The log gives them in any case, the kept rows are of
+                :attr:`processes` only.
         """
         wanted = list(dict.fromkeys(["step", "rank", "attempt", *columns]))
         terms: list[tuple[str, str, Any]] = [("kind", "in", list(kinds)), *where]

@@ -160,7 +160,7 @@ def _bands(fmt: Format, low: float, high: float) -> list[Markup]:
 
 
 def _history(finding: Finding) -> Strip | None:
-    """The amax of the healthy steps before the finding, as a line; None with fewer than three steps."""
+    """The amax of the healthy steps before the finding, as a line; None with fewer than three, or an unknown format."""
     points_before = [
         (int(h["step"]), float(h["amax"]))
         for h in _items(finding.evidence.get("history"))
@@ -209,7 +209,7 @@ def _path(view: RunView, finding: Finding) -> list[dict[str, Any]]:
 
 
 def _downstream(view: RunView, finding: Finding, origin: Mapping[str, Any]) -> list[TensorRow]:
-    """The non-finite tensors of the forward pass after the origin, the loss last."""
+    """The non-finite tensors of the forward pass after the origin, except masks; the loss is last."""
     order, step, at = origin.get("order"), finding.location.step, finding.location
     if not isinstance(order, int) or step is None:
         return []

@@ -68,7 +68,6 @@ def render(run: Run, against: Run | None = None, *, options: RuleOptions | None 
     """The report of ``run`` as HTML, of at most :data:`MOST_BYTES` if dropping histograms of steps achieves that.
 
     Args:
-        run: the run.
         against: a second run to overlay in another colour.
         options: changed thresholds, by rule, as for :func:`precdoctor.diagnosis.engine.diagnose`.
 

@@ -59,7 +59,10 @@ def offered(dtype: str) -> Format | None:
 
 
 def own_format(survey: Survey) -> Format:
-    """The narrowest format of at least a tenth of the activations; E4M3 if operands are cast to FP8."""
+    """The narrowest format of at least a tenth of the activations; E4M3 if operands are cast to FP8.
+
+    Without activations, of the tensors of the forward pass, else of all tensors; FP32 if there are none.
+    """
     if any(tensor.kind == "fp8_operand" for tensor in survey.tensors):
         return E4M3FN
     elements: Counter[Format] = Counter()
@@ -125,8 +128,6 @@ class RangeMap:
     """The histograms of one run that the page embeds.
 
     Args:
-        view: the run.
-        survey: its tensors and totals.
         wanted: steps to include if they were sampled.
         shared: the map of another run for a comparison; its tensor numbers are used, and dtypes may differ.
     """

@@ -24,7 +24,7 @@ from precdoctor.numerics.tally import ragged
 
 #: Most columns of a layer x step chart.
 COLUMNS = 120
-#: Measures of which the largest value is kept for each tensor and column.
+#: Measures whose largest value is kept for each tensor and column.
 MEASURES = ("subnormal", "amax", "non_finite", "masked", "lost")
 _NAMES = ("root", "module", "kind", "name", "dtype")
 _COUNTS = ("numel", "zero", "subnormal", "nan", "pos_inf", "neg_inf")
@@ -149,7 +149,7 @@ class Survey:
         self._sum(batch, which, values)
 
     def _sum(self, batch: pa.RecordBatch, which: Ints, values: dict[str, Floats]) -> None:
-        """Add the rows to the totals, scale removed; that is exact, because only powers of two are added."""
+        """Add the rows to the totals, scale removed. Leaves out rows whose scale is no power of two: inexact."""
         scale = np.where(np.isnan(values["scale"]), 1.0, values["scale"])
         mantissa, exponent = np.frexp(scale)
         exact = (mantissa == 0.5) & np.isfinite(scale)
@@ -201,7 +201,7 @@ def headroom(survey: Survey, tensor: int) -> Floats | None:
 
 
 def column_spans(survey: Survey) -> list[tuple[int, int]]:
-    """First and last recorded step of each column."""
+    """First step of each column, and the step before the next column; for the last column the last step."""
     return list(zip(survey.edges.tolist(), [*(survey.edges[1:] - 1).tolist(), survey.last_step], strict=True))
 
 

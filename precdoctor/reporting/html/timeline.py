@@ -42,7 +42,7 @@ class Panel:
     logarithmic: bool
     flat: bool
     drawing: Markup
-    #: Name, first, smallest, largest, last and number of non-finite values, for each run.
+    #: For each run its name, first, smallest and largest value, step of the largest, last value, number of non-finite.
     table: list[tuple[str, ...]]
 
 

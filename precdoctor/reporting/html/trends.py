@@ -116,7 +116,7 @@ class Forecast:
 
 
 def forecasts(view: RunView, survey: Survey) -> list[Forecast]:
-    """The tensors with at most 16 binades of headroom, ordered by the step at which their trend reaches 0."""
+    """The tensors with at most 16 binades of headroom, by the step at which their trend reaches 0; at most 12."""
     ranked = []
     several = has_several_roots(survey.tensors)
     for t in in_order(view, survey):
