@@ -259,7 +259,7 @@ def _nothing_learnt(view: RunView, options: Options) -> bool:
 
 
 def _survey(view: RunView, first: int | None = None, since: int = 0) -> Mapping[Parameter, _Weight]:
-    """Return weights with ratios on the newer half; with ``first``, on that many from ``since`` on, to the initial RMS."""
+    """Return weights with ratios on the newer half; with ``first``, on that many from ``since``, to the initial RMS."""
     skipped = {s.step for steps in view.timeline.values() for s in steps if s.skipped}
     steps = [s for s in watched_steps(view) if s not in skipped]
     early = [s for s in steps if s >= since][:first]
