@@ -151,7 +151,10 @@ def _check(view: RunView, rule: Rule, options: Options) -> Checked:
 
 
 def _outcome(view: RunView, rule: Rule, checked: Checked, findings: Sequence[Finding]) -> RuleOutcome:
-    """Return the outcome of a rule, given the findings that remain; missing rows turn "passed" into indeterminate."""
+    """Return the outcome of a rule, given the findings that remain.
+
+    If rows are missing, "passed" and "not applicable" become indeterminate.
+    """
     if checked.findings:
         kept = any(f.code == rule.code for f in findings)
         reason = checked.reason if kept else f"{checked.reason}; a consequence of another finding"

@@ -42,7 +42,6 @@ def plan_scale(
     If no factor meets both, the smallest that meets ``target``; if none does, the largest within ``margin``.
 
     Args:
-        view: the run.
         found: all gradients, for the headroom.
         guilty: the gradients to lift.
         target: flushed share to reach.
@@ -124,7 +123,7 @@ def subnormal_share(row: TensorRow, binades: int) -> float:
 
 
 def out_of_subnormals(row: TensorRow, room: float, *, target: float) -> tuple[int, float]:
-    """Return the fewest binades, at most ``room``, that bring the subnormal share to ``target``, and the share left."""
+    """Return the fewest binades that bring the subnormal share to ``target``, else ``room``, and the share left."""
     most = max(1, math.floor(room))
     chosen = next((k for k in range(1, most + 1) if subnormal_share(row, k) <= target), most)
     return chosen, subnormal_share(row, chosen)

@@ -23,7 +23,8 @@ from precdoctor.diagnosis.survey.rows import number, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import RunView
 
-#: Fewest gradient norms; least factor from the first to the last ones, since batches can cause less. Empirical.
+#: Fewest gradient norms; least growth from the first to the median of the last ones. Chosen empirically: batches cause
+#: less.
 _NORMS, _GROWN = 3, 10.0
 
 
@@ -49,7 +50,6 @@ class StableRate:
 
     @property
     def words(self) -> str:
-        """The sentence for a finding's message."""
         return (
             f"The gradient grows {self.growth:.3g} times per step, so the learning rate is {1.0 / self.limit:.2g} "
             f"times the largest stable one, {self.rate * self.limit:.2g}."
@@ -57,12 +57,10 @@ class StableRate:
 
     @property
     def evidence(self) -> dict[str, float]:
-        """The entries for a finding's evidence."""
         return {"stable_rate": self.rate * self.limit, "diverges_from": self.first}
 
     @property
     def prescription(self) -> Prescription:
-        """The prescription of the proposed rate."""
         return Prescription(
             title=f"learning rate x {self.factor:g} ({self.rate:.3g} -> {self.rate * self.factor:.3g}): the gradient "
             f"of the steepest direction is multiplied by {self.growth:.2g} -> {self.after:.2g} per step",

@@ -112,7 +112,6 @@ def modules_listed(finding: Finding, evidence: str, name: str) -> set[tuple[str 
     """Return root and FQN of the modules in a list of the evidence.
 
     Args:
-        finding: the finding.
         evidence: key of the list.
         name: key of the module in an entry; for ``parameter`` the parameter's own name is cut off.
     """

@@ -33,7 +33,7 @@ def jump_before(steps: Sequence[StepFacts], until: int) -> int | None:
 
 
 def _rates(steps: Sequence[StepFacts]) -> list[list[float | None]]:
-    """Return the learning rates of each parameter group by step; only the optimizer's ``lr`` if groups come or go."""
+    """Return the rates of each parameter group by step; only the optimizer's ``lr`` if groups change or are unknown."""
     counts = {len(s.lrs) for s in steps}
     if len(counts) != 1 or counts == {0}:
         return [[s.lr for s in steps]]

@@ -64,9 +64,6 @@ def finding(rule: Rule, view: RunView, found: Unzeroed, limit: float, exploded: 
     """Return the finding of ``rule`` for a missing ``zero_grad()``.
 
     Args:
-        rule: PD603.
-        view: the run.
-        found: the steps.
         limit: fewest steps that are reported.
         exploded: the finding for the gradient that exploded because of it, if any.
     """

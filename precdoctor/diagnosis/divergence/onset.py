@@ -30,7 +30,7 @@ _LEVEL, _FEWEST = 8, 4
 _HISTORY = 32
 #: Times its usual amax before the root from which a tensor of the incident, or a batch, is large: three binades.
 _GROWN = 8.0
-#: Times the amax of the batch (or 1 if that is less) from which an output is out of all proportion: twenty binades.
+#: Times the amax of the batch, or times 1 if that is more, from which an output is out of all proportion: 20 binades.
 _OUTSIZED = 2.0**20
 #: A falling loss has no bound once it is below minus this many times the first loss and minus this value: as in PD603.
 _UNBOUNDED, _FAR = 300.0, 100.0
@@ -54,7 +54,6 @@ class Link:
         return f"{self.what} {before}{self.value:.3g}"
 
     def as_evidence(self) -> dict[str, Any]:
-        """Return the link as JSON, for a finding."""
         return {"step": self.step, "what": self.what, "value": self.value, "usual": self.usual}
 
 
@@ -156,7 +155,7 @@ def _optimizer_divergence(
 
 
 def departure(steps: Sequence[StepFacts]) -> int | None:
-    """Return the index from which on loss or gradient norm are out of line up to the last step; None if that is not.
+    """Return the index from which on loss or gradient norm are out of line; None unless the last step is.
 
     Norms and losses before the index are healthy.
     """
@@ -170,7 +169,7 @@ def course_left(steps: Sequence[StepFacts], at: int) -> int:
 
 
 def _departure(steps: Sequence[StepFacts], updates: Updates | None) -> int | None:
-    """Return :func:`departure`; with ``updates`` a step that replaced a weight is also out of line."""
+    """Return :func:`departure`; with ``updates`` replaced weights also count, even by the first update alone."""
     norms = calm([s.grad_norm for s in steps])
     losses = calm([s.loss if s.loss is not None and s.loss > 0.0 else None for s in steps])
     first = next((s.loss for s in steps if s.loss is not None), None)
@@ -203,7 +202,7 @@ def _ruined_by_first_update(steps: Sequence[StepFacts], updates: Updates) -> boo
 
 
 def calm(values: Sequence[float | None]) -> list[float | None]:
-    """Return the calmest level before each entry, the smallest median of eight values; None if unknown or not > 0."""
+    """Return the calmest level before each entry, the smallest median of 4 to 8 values; None if unknown or not > 0."""
     levels: list[float | None] = []
     known: list[float] = []
     lowest: float | None = None
@@ -253,7 +252,10 @@ def _large_from_the_start(view: RunView, process: Process, step: int) -> Link | 
 def _weights_replaced(
     view: RunView, process: Process, root: int, incident: int, ratio: float | None, updates: Updates
 ) -> bool:
-    """Return whether weights were replaced or grew since the root, and tensors of the incident are much larger now."""
+    """Return whether weights were replaced or grew since the root, and tensors of the incident are much larger now.
+
+    If no update was recorded, the tensors alone decide; if no tensor can be compared, replaced or grown weights do.
+    """
     replaced = (ratio is not None and ratio >= REPLACED) or updates.grown(root, incident) >= _GROWN / 2.0
     if not replaced and updates.seen(root, incident):
         return False
@@ -332,7 +334,7 @@ def _common_factor(steps: Sequence[StepFacts], updates: Updates) -> float | None
 def extreme_batch(
     view: RunView, process: Process, steps: Sequence[StepFacts], at: int
 ) -> tuple[int, float, float] | None:
-    """Return step, amax and largest earlier amax of a batch tensor that is ``_GROWN`` times larger at ``steps[at]``."""
+    """Return step, amax and largest earlier amax of a batch that is ``_GROWN`` times larger at ``at``, else None."""
     sampled = [s.step for s in steps[:at] if s.sampled]
     if len(sampled) < _FEWEST or not steps[at].sampled:
         return None

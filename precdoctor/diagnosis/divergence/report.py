@@ -180,7 +180,6 @@ def _bound_objective(divergence: Divergence) -> Prescription:
 
 
 def _find_writer(divergence: Divergence) -> Prescription:
-    """Prescribe to find the code that wrote to the weight."""
     first = divergence.links[0]
     name = first.what.split("`")[1]
     return Prescription(

@@ -53,13 +53,9 @@ class Updates:
         return [then[p] / w for p, w in now.items() if w > 0.0 and p in then]
 
     def grown(self, first: int, incident: int) -> float:
-        """Return the largest growth factor of a matrix between the first and last recorded step in these bounds.
+        """Return the largest growth factor of a matrix from the first to the last recorded step in these bounds.
 
         1 with fewer than two recorded steps.
-
-        Args:
-            first: first step.
-            incident: last step.
         """
         known = [s for s in sorted(self.weights) if first <= s <= incident]
         if len(known) < 2:

@@ -30,7 +30,6 @@ class Effect:
     """The predicted effect of a change on one measure.
 
     Attributes:
-        measure: the measure.
         scope: the tensor or module it is about.
         before: its value in the diagnosed run.
         after: the predicted value.
@@ -49,7 +48,6 @@ def effects(view: RunView, finding: Finding, rule: Prescription, changes: Sequen
     """Return the effects of a set of changes that can be computed from the log; empty if none can.
 
     Args:
-        view: the run.
         finding: the finding that the changes are for.
         rule: the rule's own prescription, which may predict counts that only the rule computed.
         changes: the changes, made together.
@@ -95,7 +93,6 @@ def _of_scaler(view: RunView, changes: Sequence[Change]) -> list[Effect]:
 
 
 def _changed_policy(policy: ScalerPolicy, settings: Mapping[str, bool | int | float | str]) -> ScalerPolicy:
-    """Return the policy with changed settings."""
     init, interval = settings.get("init_scale"), settings.get("growth_interval")
     floor = float(settings.get("min_scale", policy.min_scale))
     init = float(init) if init is not None else policy.init

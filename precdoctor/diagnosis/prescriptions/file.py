@@ -30,12 +30,7 @@ _EFFECT_KEYS = ("measure", "root", "module", "kind", "name", "call", "from", "to
 
 
 def dumps(prescriptions: Sequence[Prescribed], run: str) -> str:
-    """Return the text of a prescription file.
-
-    Args:
-        prescriptions: what to write.
-        run: path of the diagnosed run.
-    """
+    """Return the text of a prescription file; ``run`` is the path of the diagnosed run."""
     ready = sum(p.apply for p in prescriptions)
     head = [
         f"# {plural(len(prescriptions), 'prescription')}, {ready} to be applied. Take out what you do not want, then:",

@@ -14,9 +14,7 @@ Edits = dict[str, str]
 def edits(changes: Sequence[Change], device: str) -> Edits:
     """Return ``{framework: lines to paste}`` for a set of changes made together; empty if no edit is known.
 
-    Args:
-        changes: the changes.
-        device: ``cuda`` or ``cpu``.
+    ``device`` is ``cuda`` or ``cpu``.
     """
     settings = {c.setting: c.to for c in changes}
     if "scaler.init_scale" in settings or "scaler.growth_interval" in settings:

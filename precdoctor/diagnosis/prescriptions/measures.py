@@ -28,7 +28,7 @@ from precdoctor.numerics.histogram import ExponentHistogram
 MAX_STEPS = 64.0
 #: Flushed share from which a following gradient of zeros counts as flushed: the default of PD201.
 DYING_SHARE = 0.04
-#: Binades of an update below its weight from which it is lost even in FP32.
+#: Exponent of an update relative to its weight below which it is lost even in FP32.
 FP32_BINADES = -(FP32.mantissa_bits + 1)
 
 
@@ -44,7 +44,6 @@ class Scope:
 
     @property
     def key(self) -> Key:
-        """The identity of the tensor."""
         return (self.root, self.module, self.kind, self.name, self.call)
 
 
@@ -186,7 +185,7 @@ class Updates:
 
 
 def updates(view: RunView) -> Updates:
-    """Count the updates over all ``update`` rows; elements :data:`FP32_BINADES` below their weight are left out."""
+    """Count the updates over all ``update`` rows; elements below :data:`FP32_BINADES` are left out."""
     rows = view.measured(("intended",), ("update",), columns=("unchanged", "rel_lo", "rel_hist"))
     rows = rows[rows["unchanged"].notna()]
     relative = histograms(rows, "rel")

@@ -58,7 +58,10 @@ def _effects(cause: Finding, findings: Sequence[Finding], relations: Relations) 
 
 
 def _with_consequences(finding: Finding, effects: Sequence[Finding]) -> Finding:
-    """Add the consequences to the finding's evidence; it takes the highest severity and confidence among them."""
+    """Add the consequences to the finding's evidence; it takes the highest severity and confidence among them.
+
+    The confidence of a consequence counts as 0.9 at most.
+    """
     own = list(finding.evidence.get("consequences", ()))
     if "chain" in finding.evidence:  # effects on later steps are more telling than a count of affected tensors
         own = [*({"code": e.code, "name": e.name, "message": e.title} for e in effects), *own]

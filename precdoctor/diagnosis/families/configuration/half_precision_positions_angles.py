@@ -196,7 +196,6 @@ def _message(angles: Angles, how: str, limit: float) -> str:
 
 
 def _in_fp32(angles: Angles, line: str) -> Prescription:
-    """Prescribe FP32 for positions and angles."""
     fine = angles.error * 2.0 ** (angles.fmt.mantissa_bits - FP32.mantissa_bits)
     return Prescription(
         title=f"positions and angles in FP32{line}: off by {angles.error:.2g} -> {fine:.1g} radians",

@@ -94,7 +94,6 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _flushes(fact: Fact) -> bool:
-    """Return whether the cast flushes more elements than it clips."""
     return fact.count("flushed") > fact.count("clipped")
 
 
@@ -228,7 +227,7 @@ def _keep_integers(fact: Fact, after: str) -> Prescription:
 
 
 def _exponent(fact: Fact, fmt: Format) -> int | None:
-    """Exponent of the smallest power of two that lifts the bulk over the subnormals and leaves amax a binade of room.
+    """Exponent of the power of two nearest to 1 that lifts the bulk over the subnormals and leaves a binade over amax.
 
     None if no power of two does both, or none is needed.
     """

@@ -81,7 +81,6 @@ class _Reduction:
         return float(factor)
 
     def words(self, fmt: Format) -> str:
-        """Name the reduction in messages."""
         return f"{self.hook} ({fmt.dtype})" if self.hook else f"{self.wrapper} in {fmt.dtype}"
 
 

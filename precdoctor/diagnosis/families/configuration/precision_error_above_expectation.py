@@ -147,7 +147,6 @@ def _title_and_message(found: Shadowed, guilty: Sequence[Piece], limits: Limits)
 
 
 def _tensor_words(p: Piece) -> str:
-    """Name the tensor that is off."""
     if p.kind == "output":
         return "the output"
     if p.kind == "input":
@@ -158,7 +157,6 @@ def _tensor_words(p: Piece) -> str:
 
 
 def _piece_words(p: Piece) -> str:
-    """Name the piece of code."""
     own = f"`{p.module or p.root}`"
     if p.beside is None:
         return own

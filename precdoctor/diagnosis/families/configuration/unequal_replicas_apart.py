@@ -28,8 +28,8 @@ model = DistributedDataParallel(model)  # averages the gradients over the ranks 
 def trained_apart(rule: Rule, view: RunView) -> Finding | None:
     """Return the finding about ranks that hold equal trained matrices at first, and never again; None otherwise.
 
-    None also if a layout is known, if the ranks hold other parameters or learning rates, or if a matrix stays, or
-    becomes again, equal: then something is reduced.
+    None also if a layout is known, if the ranks hold other parameters or learning rates, if their gradients are not
+    known to differ, or if a matrix stays, or becomes again, equal: then something is reduced.
     """
     facts = {p: view.facts(p) for p in view.everyone}
     if not _same_model(facts):

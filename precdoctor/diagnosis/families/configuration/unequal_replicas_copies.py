@@ -68,7 +68,6 @@ class Difference:
 
     @property
     def evidence(self) -> Mapping[str, Any]:
-        """The entry of a finding's evidence."""
         return {"root": self.weight.root, "tensor": self.name, "since": self.since, "steps": self.steps}
 
 

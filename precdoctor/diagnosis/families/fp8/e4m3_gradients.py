@@ -116,7 +116,10 @@ def _is_harmed(view: RunView, operand: Operand, options: Options) -> bool:
 
 
 def _dead_block_share(view: RunView, operand: Operand) -> float:
-    """Share of the blocks that are flushed whole; 0 unless the optimizer divides gradients by their own size."""
+    """Return the median share of blocks that are flushed whole; 0 if no blocks were recorded.
+
+    0 also unless the optimizer divides gradients by their own size.
+    """
     if not divides_by_gradient(view):
         return 0.0
     each = next((found for size in SIZES if (found := histograms(view, operand, size))), [])

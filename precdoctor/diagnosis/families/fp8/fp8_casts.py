@@ -206,7 +206,6 @@ class Operand:
 
     @property
     def gradient(self) -> bool:
-        """Whether it is a gradient."""
         return self.key[3].startswith("grad")
 
     @cached_property
@@ -221,7 +220,6 @@ class Operand:
 
     @cached_property
     def settled(self) -> Casts:
-        """The settled casts."""
         return self.casts[self.settles]
 
     @property
@@ -378,7 +376,7 @@ def _merged_casts(frame: pd.DataFrame, held: Histograms, tensors: Ints) -> list[
 
 def _statistics(r: Mapping[str, Any], histogram: ExponentHistogram) -> TensorStatistics:
     """Statistics of a row; of its exponents alone if its columns contradict each other."""
-    # A scale that is no power of two takes the elements off the grid of their dtype.
+    # A scale may take the elements off the grid of their dtype.
     source = known_format(text(r["dtype"])) if number(r["scale"]) == 1.0 else None
     try:
         return TensorStatistics(

@@ -88,6 +88,7 @@ class _Outlying:
     fmt: BlockFormat
     #: Share of the blocks with an outlier.
     hot: float
+    #: Number of steps with recorded blocks.
     blocks: int
 
 

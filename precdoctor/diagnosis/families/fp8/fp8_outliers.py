@@ -87,8 +87,9 @@ def _bulk(cast: Cast, fmt: Format) -> Bulk | None:
 def lost_channels(view: RunView, operand: Operand) -> float:
     """Return a lower bound of the share of a layer's weight gradient that is zero because of flushed channels.
 
-    The layer is the operand's own if it is the input or output gradient of one, else the layers that read it. 0 if the
-    operand is a weight, or if nothing proves that channels are lost.
+    The layer is the one whose input or output gradient the operand is. If it lost nothing and the operand is no
+    gradient, it is the layer that lost most of those that read the operand. 0 if the operand is a weight, or if nothing
+    proves that channels are lost.
     """
     role, flushed = operand.key[3], operand.flushed_share
     if not flushed or role.startswith("weight"):

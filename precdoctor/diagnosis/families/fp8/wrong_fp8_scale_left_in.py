@@ -78,7 +78,7 @@ def _products(view: RunView, found: Mapping[Key, Operand], limit: float) -> Iter
 
 
 def _by_step(operand: Operand, weight: Operand, rows: pd.DataFrame) -> pd.DataFrame | None:
-    """Return the rows of a :class:`_Product`; None if the module has another weight, or no output."""
+    """Return the rows of a :class:`_Product`; None unless the module has one weight matrix and an output."""
     outputs, weights = rows[rows["kind"] == "output"], rows[rows["kind"] == "weight"]
     matrices = weights[weights["fan_in"] > 1]
     if outputs.empty or len(set(matrices["name"])) != 1:

@@ -51,7 +51,10 @@ def every_step(operand: Operand) -> bool:
 
 
 def recipe_of(operand: Operand) -> DelayedScaling | None:
-    """Return the shortest delayed recipe that makes the recorded scales; None without one, or if steps are missing."""
+    """Return the delayed recipe whose scales agree best with the recorded ones; of equals the simplest.
+
+    None if none agrees on most steps, or if steps are missing.
+    """
     casts = operand.casts
     known = ~np.isnan(casts.amax)
     if known.sum() < 4 or not every_step(operand):
@@ -128,8 +131,7 @@ def _effect(
     """Return the effect of scales on ``casts``.
 
     Args:
-        operand: the operand.
-        casts: its settled casts of known scale.
+        casts: the operand's settled casts of known scale.
         peaks: amax times scale over the format's maximum.
         factors: scale over the recorded scale.
         flushed, clipped: shares of the elements.
@@ -153,7 +155,7 @@ def _effect(
 
 
 def longer(present: DelayedScaling | None, span: int) -> Iterator[Recipe]:
-    """Yield recipes that lag less often, the smallest change first: longer histories, then margins, then both.
+    """Yield recipes that lag less often, the smallest change first: longer histories, margins, both, current scaling.
 
     Args:
         present: the recognised recipe.

@@ -88,7 +88,6 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _explosions(view: RunView, options: Options) -> Checked:
-    """Check the gradient norms of every optimizer for an explosion."""
     series = {
         k: [s for s in steps if s.grad_norm is not None and math.isfinite(s.grad_norm) and not s.skipped]
         for k, steps in by_optimizer(view).items()
@@ -149,7 +148,6 @@ def _limit_option(explosion: Explosion) -> str:
 
 
 def _title_words(explosion: Explosion) -> str:
-    """State what happened, for the title."""
     if explosion.fatal:
         return f"one exploded gradient ends the training at step {explosion.first.step}"
     if not explosion.diverged or explosion.loss is None:
@@ -231,7 +229,6 @@ def _prescriptions(explosion: Explosion, module: str, rate: StableRate | None) -
     """Prescribe against the cause before the symptom.
 
     Args:
-        explosion: the explosion.
         module: module whose gradient grew most; empty if unknown.
         rate: the largest stable rate, if the run diverged because of its rate.
     """

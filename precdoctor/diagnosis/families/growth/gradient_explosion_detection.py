@@ -55,7 +55,6 @@ class Explosion:
 
     @property
     def first(self) -> StepFacts:
-        """The first step with an exploded norm."""
         return self.steps[self.at]
 
     @property
@@ -101,12 +100,14 @@ class Explosion:
 
 
 def _share_left(before: float, peak: float, now: float) -> float:
-    """Return the share of a rise that is left."""
     return (now - before) / max(peak - before, 1e-30)
 
 
 def find_explosion(process: Process, steps: Sequence[StepFacts], options: Options) -> Explosion | None:
-    """Return the first jump that stays and takes the loss along, else the divergence of the whole run, else None."""
+    """Return the first jump that is fatal, or that stays and takes the loss along if it is known.
+
+    Without one, return the divergence of the whole run, else None.
+    """
     norms = [s.grad_norm or 0.0 for s in steps]
     for i in range(int(options["min_steps"]), len(steps)):
         baseline = median(norms[max(0, i - WINDOW) : i])
@@ -128,8 +129,8 @@ def find_explosion(process: Process, steps: Sequence[StepFacts], options: Option
 def _divergence(process: Process, steps: Sequence[StepFacts], options: Options) -> Explosion | None:
     """Return the divergence of a run that ends far above its first loss and norm; None without one.
 
-    A run also diverges if its first update takes loss and norm there, and the loss never comes back. The end of a run
-    is no measure if its loss was below zero on any step.
+    A run also diverges if its first update takes loss and norm there, and the loss never comes back. If the loss was
+    not positive on every step, its end is no measure: then a loss that falls without end is searched.
     """
     points = [(i, s.loss, s.grad_norm) for i, s in enumerate(steps) if s.loss is not None and s.grad_norm is not None]
     points = [(i, loss, norm) for i, loss, norm in points if math.isfinite(loss) and math.isfinite(norm)]

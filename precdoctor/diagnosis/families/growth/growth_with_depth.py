@@ -110,7 +110,7 @@ def _least_growth(headroom: float, options: Options) -> float:
 
 
 def _excess(view: RunView, fact: Fact, options: Options) -> float:
-    """Return growth over its limit; 0 below the limit, or if the results neither rise steadily nor reach the output."""
+    """Return growth over its limit; 0 if it is below, or if results do not rise steadily or do not reach the output."""
     amaxes = _recorded_amax(fact)
     if len(amaxes) < 2 or fact.count("calls") < options["min_calls"]:
         return 0.0
@@ -123,7 +123,7 @@ def _excess(view: RunView, fact: Fact, options: Options) -> float:
 
 
 def _reaches_output(view: RunView, fact: Fact, last: float) -> bool:
-    """Return whether the module's output is about as large as the last results, on the scanned step.
+    """Return whether the module's output is about as large as the last results, or larger, on the scanned step.
 
     For an op directly in a top-level module any output counts. A module that returns its last child's result has no row
     of its own; then the last output inside it counts.
@@ -190,7 +190,6 @@ def _check_layers(view: RunView, options: Options) -> Checked:
 
 
 def _link_name(chain: Chain, link: Link) -> str:
-    """Return the name of a link in messages."""
     if not chain.of_calls:
         return f"`{link.module}`"
     return f"call {link.index}{' and later' * (link.index == LAST_CALL)} of `{link.module}`"

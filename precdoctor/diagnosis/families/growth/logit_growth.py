@@ -124,7 +124,7 @@ class _Case:
 
     @property
     def step(self) -> int:
-        """The first recorded step above the limit; for a forecast the last recorded step."""
+        """The first recorded step at or above the limit, else the last recorded step."""
         above = self.history.steps[self.history.levels >= self.limit]
         return int(above[0] if above.size else self.history.steps[-1])
 
@@ -149,7 +149,6 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _limits(options: Options) -> dict[str, float]:
-    """Return the largest logit allowed in each role."""
     return {
         "attention": options["attention_limit"],
         "output": options["output_limit"],

@@ -61,7 +61,7 @@ class LogitHistory:
 
     @property
     def newest(self) -> slice:
-        """Slice of the steps at the end of the run: at most a third of all."""
+        """Slice of the steps at the end of the run: at most eight, and a third of all."""
         return slice(-max(1, min(_NEWEST, len(self) // 3)), None)
 
     @property
@@ -159,6 +159,6 @@ def _histories(view: RunView) -> dict[Key, LogitHistory]:
 
 
 def _finite(rows: pd.DataFrame, name: str) -> list[Floats]:
-    """Return the finite numbers of a list column, an array per row: heads that saw no key have none, null is empty."""
+    """Return the finite numbers of a list column, an array per row; heads that saw no key have none."""
     lengths, entries = lists(rows, name)
     return [values[np.isfinite(values)] for values in np.split(entries.astype(np.float64), np.cumsum(lengths)[:-1])]

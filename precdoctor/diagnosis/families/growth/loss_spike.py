@@ -93,7 +93,6 @@ class _Spike:
 
     @property
     def first(self) -> StepFacts:
-        """The step of the jump."""
         return self.steps[self.at]
 
 
@@ -304,7 +303,6 @@ def _prescribe_rate(spike: _Spike, rate: _RateSpike) -> Prescription:
 
 
 def _is_resized(resized: float) -> bool:
-    """Return whether the batch size changed."""
     return not 1.0 / _RESIZED < resized < _RESIZED
 
 

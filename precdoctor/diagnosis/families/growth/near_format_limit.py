@@ -171,10 +171,10 @@ def _wider_format(view: RunView, key: Key, history: History, amax: float, rows: 
 
 @dataclass(frozen=True)
 class _Clamp:
-    """A tensor with a constant amax near its format's maximum, and the wider tensor before it.
+    """A tensor with a constant amax near its format's maximum, and the tensor of another dtype before it.
 
     Attributes:
-        share: elements of the wider tensor beyond the format's range, median over steps.
+        share: share of the earlier tensor's elements beyond the format's range, median over steps.
         row, before, rows: both tensors, and all forward rows, on the worst step.
         steps: recorded steps of the tensor.
     """
@@ -194,7 +194,7 @@ def _worst_clamp(view: RunView, constant: Mapping[Key, History]) -> _Clamp | Non
 
 
 def _clamp(view: RunView, key: Key, history: History) -> _Clamp | None:
-    """Return the clamp in front of a tensor; None if too few steps have a wider tensor before it."""
+    """Return the clamp in front of a tensor; None if too few steps have a :func:`_tensor_before`."""
     seen: list[tuple[float, TensorRow, TensorRow, tuple[TensorRow, ...]]] = []
     for step in sorted(history.amax)[-_CLAMP_STEPS:]:
         rows = tuple(r for r in view.rows(view.processes[0], step) if r.kind in FORWARD_KINDS)
@@ -209,7 +209,7 @@ def _clamp(view: RunView, key: Key, history: History) -> _Clamp | None:
 
 
 def _tensor_before(row: TensorRow, rows: Sequence[TensorRow]) -> TensorRow | None:
-    """Return the last tensor of as many elements before ``row``; None if it is non-finite or of the same dtype."""
+    """Return the last tensor of as many elements before ``row``; None unless it is finite and of another dtype."""
     earlier = [r for r in rows if r.order is not None and r.order < (row.order or 0) and r.numel == row.numel]
     last = max(earlier, key=lambda r: r.order or 0, default=None)
     return last if last is not None and last.dtype != row.dtype and not last.bad else None

@@ -110,7 +110,10 @@ class _Narrow:
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding over all narrow weights (information if only some stand still), one over large FP32 ones."""
+    """One finding over all narrow weights (information if only some stand still), one over FP32 weights.
+
+    The latter is about large weights, else about weights that take up almost no update.
+    """
     usable = usable_steps(view, options["lr_share"])
     narrow = _narrow(view, usable, options)
     large = large_weights(view, usable, options["large_weight"])

@@ -25,7 +25,8 @@ class Counts:
     Attributes:
         last: process and step of the last row.
         relative: histogram of exponent(dw) - exponent(w); empty if the gradient stands in for the update.
-        by_step: lost and intended updates on each usable step, in the log's order; shape ``(steps, 2)``.
+        by_step: lost and intended updates of each row on a usable step (one per rank), in the log's order; shape
+            ``(rows, 2)``.
     """
 
     dtype: str
@@ -47,7 +48,7 @@ class Counts:
 
     @property
     def steps(self) -> int:
-        """Number of usable steps."""
+        """Number of rows on usable steps."""
         return len(self.by_step)
 
     @property
@@ -79,8 +80,6 @@ def survey(
     """Count the updates of every parameter in one of ``dtypes``.
 
     Args:
-        usable: the steps that count.
-        dtypes: torch's names, as ``bfloat16``.
         beyond: updates more than this many binades below their weight count neither as lost nor as intended.
     """
     frame = view.measured(("intended",), ("update",), columns=_COLUMNS, where=[("dtype", "in", dtypes)])

@@ -57,7 +57,10 @@ class Proof:
 
 @dataclass(frozen=True)
 class Moves:
-    """Moves of the largest quarter of each narrow weight, summed over the later half of the examined steps."""
+    """Moves of the largest quarter of each narrow weight, summed over the later half of the examined steps.
+
+    If nothing moved, ``steps`` counts all examined steps.
+    """
 
     rounding: Rounding
     expected: float = 0.0
@@ -140,7 +143,7 @@ def _step_sums(
 
 
 def _moves(weights: pd.DataFrame, changes: Histograms, numel: Floats, intended: Floats) -> tuple[Floats, Floats]:
-    """Return, per weight, expected moves of its largest quarter under unbiased rounding, and seen changes of that size.
+    """Return, per weight, expected moves of its largest quarter under unbiased rounding, and seen changes as large.
 
     In bin k of a weight the ulp is 2^(k - p), with p mantissa bits (at the upper end of the bin: that of a move down).
     The mean stored change, each change taken at the lower end of its bin, is at most the mean intended update, so that

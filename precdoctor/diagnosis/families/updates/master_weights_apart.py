@@ -69,7 +69,7 @@ class _Pair:
         return float(self.ulps[-steps:].min())
 
     def undone(self, limit: float) -> Ints:
-        """Return steps on which they differ by more than ``limit`` ulps, but not on the recorded ones around it."""
+        """Return steps on which they differ by more than ``limit`` ulps, but not on the recorded steps around each."""
         apart = self.ulps > limit
         alone: Ints = self.steps[1:-1][apart[1:-1] & ~apart[:-2] & ~apart[2:]]
         return alone
@@ -110,7 +110,7 @@ def _ulps(weights: pd.DataFrame, masters: pd.DataFrame) -> Floats:
     """Lower bound, in ulps, of the largest relative difference between the elements of a weight and of its master.
 
     Elements off by at most ``e |x|`` change the sum by at most ``e sum|x| <= e sqrt(n sum(x^2))`` and the sum of
-    squares by at most ``(2 e + e^2) sum(x^2)``.
+    squares by at most ``2 e`` times the larger of the two.
     """
     (total, other), (squares, others) = ([column(f, c) for f in (weights, masters)] for c in ("sum", "sum_sq"))
     largest = np.maximum(squares, others)

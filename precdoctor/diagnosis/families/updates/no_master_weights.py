@@ -65,7 +65,7 @@ class _Updates:
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding for the narrow dtype with most weights."""
+    """One finding for the narrow dtype with most weight elements."""
     dtype, weights = stepped_in_half(view)
     if not weights:
         return Checked.not_applicable("no weight that an optimizer changes is in BF16 or FP16")

@@ -111,8 +111,8 @@ class _Weight:
     """A weight matrix.
 
     Attributes:
-        first, final: RMS before the first examined step, and before the last of the run's recorded steps.
-        ratios: RMS of each update over that of the weight, by step.
+        first, final: RMS before the first and before the last examined step that recorded the weight.
+        ratios: RMS of each update over that of the weight (of the initial weight, for the first steps), by step.
         rows: rank, attempt and step of each ratio, shape ``(ratios, 3)``.
     """
 
@@ -135,7 +135,6 @@ class _Weight:
 
     @property
     def _middle(self) -> int:
-        """Index of the median ratio."""
         return int(np.argsort(self.ratios, kind="stable")[(self.ratios.size - 1) // 2])
 
     @property
@@ -144,7 +143,6 @@ class _Weight:
         return self.place(int(self.rows[:, 2].argmax()))
 
     def place(self, row: int) -> tuple[Process, int]:
-        """Process and step of one ratio."""
         rank, attempt, step = self.rows[row].tolist()
         return Process(rank, attempt), step
 
@@ -210,7 +208,7 @@ def _find_decay(view: RunView, options: Options) -> Finding | None:
 
 
 def _replaced_at_start(view: RunView, options: Options) -> _Start | None:
-    """Return the weights that the run's first steps replaced, else the first after a warm-up; None without harm."""
+    """Return the weights that the run's first steps, or else those after a warm-up, replaced; None without harm."""
     first, full = int(view.steps["step"].min()), warmed_up(view)
     return _replaced_since(view, options, first) or (_replaced_since(view, options, full) if full > first else None)
 
@@ -261,7 +259,7 @@ def _nothing_learnt(view: RunView, options: Options) -> bool:
 
 
 def _survey(view: RunView, first: int | None = None, since: int = 0) -> Mapping[Parameter, _Weight]:
-    """Ratios on the newer half of the steps; with ``first``, on that many from ``since`` on, to the initial weight."""
+    """Return weights with ratios on the newer half; with ``first``, on that many from ``since``, to the initial RMS."""
     skipped = {s.step for steps in view.timeline.values() for s in steps if s.skipped}
     steps = [s for s in watched_steps(view) if s not in skipped]
     early = [s for s in steps if s >= since][:first]
@@ -341,7 +339,7 @@ def _finding(
 def _prescribe(
     view: RunView, process: Process, weight: _Weight, rates: Rates | None, options: Options, start: _Start | None
 ) -> tuple[Prescription, ...]:
-    """Prescribe a lower rate first if the rate itself is too large, a warm-up if only the first steps were."""
+    """Prescribe a lower rate first if the rate itself is too large, a warm-up if only the first updates were."""
     what = "update / weight" if start is None else "first updates / initial weight"
     lower = lower_rate(view, rates, weight.ratio, options["target"], what)
     if start is None:

@@ -37,7 +37,7 @@ class Rates:
         first: on the first step.
         peak: the largest of the run.
         last: on the last step.
-        warm_up: steps of the rise from the first value to the peak; 0 if it began there or fell in between.
+        warm_up: steps of the rise to the peak; 0 if the rate begins at half of the peak or above, or falls in between.
     """
 
     measured: float
@@ -148,7 +148,7 @@ def stable_rate_of(view: RunView, process: Process) -> StableRate | None:
 
 
 def never_was_below(view: RunView) -> bool:
-    """Return whether a positive loss stayed above its first value in every quarter of the run."""
+    """Return whether the median of a positive loss stayed well above its first value in every quarter of the run."""
     for (process, _), steps in by_optimizer(view).items():
         losses = [s.loss for s in steps if s.loss is not None and is_well(view, process, s)]
         quarter = len(losses) // 4

@@ -119,7 +119,7 @@ def _eps(view: RunView) -> float:
 
 
 def _lost_shares(view: RunView, moments: Moments, eps: float, options: Options) -> dict[Parameter, _Lost]:
-    """Return by parameter, and step, the share of elements whose squared gradient was lost from the second moment."""
+    """Return, per parameter and step, the share of elements whose squared gradient the second moment lost."""
     held, gradient = moments.held, histograms(moments.gradient)
     scale = unscaling(moments.gradient)
     intended = gradient.total - gradient.at_most(eps * scale)[1]
@@ -212,7 +212,7 @@ def _narrow_words(view: RunView, row: TensorRow, both: tuple[float, float], limi
 
     Args:
         both: eps, and eps in that format.
-        limit: the largest lost gradient.
+        limit: the largest gradient that is lost.
     """
     eps, stored_eps = both
     step = (
@@ -277,7 +277,7 @@ def _prescribe(
 
 
 def lost_moments(cause: Finding, effect: Finding) -> bool:
-    """Return whether zero moments made the run diverge, or PD509 found optimizer state stalled in their format.
+    """Return whether zero moments can have made the run diverge, or PD509 found state stalled in their format.
 
     An element whose gradient g is lost from the second moment moves by g / eps learning rates in one step.
     """

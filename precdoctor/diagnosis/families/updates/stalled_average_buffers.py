@@ -75,7 +75,7 @@ class Buffer:
 
 
 def stalled_counts(view: RunView, min_writes: float) -> Mapping[Parameter, Buffer]:
-    """Counts in 16-bit buffers that have not moved for ``min_writes`` writes."""
+    """Return 16-bit counts that stalled for lack of bits, and have not moved for ``min_writes`` writes."""
     return {p: b for p, b in _survey(view).items() if b.idle >= min_writes and b.is_swamped_count()}
 
 

@@ -71,7 +71,7 @@ class _Narrow:
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding for the narrow format with most weights."""
+    """One finding for the narrow format with most elements."""
     groups = parameter_groups(view) if second_moments(view).of else adam_groups(view)
     betas = [b for g in groups if (b := beta2_of(g)) is not None]
     beta2 = max(betas, default=0.0)

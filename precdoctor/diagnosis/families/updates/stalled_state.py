@@ -81,7 +81,7 @@ def check(view: RunView, options: Options) -> Checked:
         return share if share >= options["share"] else 0.0
 
     def lasts(group: Group) -> bool:
-        """Return whether the state stalls on two scans or more, the last among them, or on most scans.
+        """Return whether the state stalls on two scans or more, and either on the last scan or on most.
 
         Otherwise it moves later: an average (a teacher) begins to move once its weights have moved away.
         """

@@ -68,7 +68,6 @@ class AccumulatorReplay:
     """The prediction for a model.
 
     Attributes:
-        accumulator: the accumulator.
         lengths: one entry per length of sum in the model, the longest first.
         notes: limitations, in sentences.
     """
@@ -87,8 +86,6 @@ def replay_accumulator(
     extremes are given.
 
     Args:
-        view: the run.
-        accumulator: the accumulator.
         wanted: returns whether to include a module; default: all.
 
     Raises:
@@ -151,13 +148,13 @@ def _products_of(
     lengths = {"forward": shape[1] * kernel, "input gradient": shape[0] * kernel}
     gradient = rows.get((root, module))
     if gradient is not None and len(gradient) >= 2:
-        # channels are the last dimension, but for convolutions the second
+        # channels are the last dimension, in convolutions the second
         lengths["weight gradient"] = math.prod(gradient) // gradient[1 if len(shape) > 2 else -1]
     yield from (Product(root, module, name, role, int(k)) for role, k in lengths.items() if k >= 1)
 
 
 def _batch_rows(view: RunView, process: Process) -> dict[tuple[str, str], tuple[int, ...]]:
-    """Return the shape of each module's output gradient, from the first step that has any."""
+    """Return the shape of each module's output gradient, from the first of eight kept steps that has any."""
     for step in view.kept_steps[:8]:
         found = {(r.root, r.module): r.shape for r in view.rows(process, step) if r.kind == "grad_output" and r.shape}
         if found:

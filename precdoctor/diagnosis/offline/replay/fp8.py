@@ -45,7 +45,6 @@ class Stale:
     """The step on which a delayed scale was most outdated.
 
     Attributes:
-        step: the step.
         amax: of the tensor on that step.
         scale: the recipe's scale on that step.
         binades: log2 of amax times scale over the format's maximum.
@@ -115,7 +114,7 @@ class RecipeReplay:
 
     Attributes:
         recipe: the recipe's name on the command line.
-        tensors: most saturated first, then most flushed.
+        tensors: most saturated first, then most stale steps, then most flushed.
         flushed, saturated: shares over all tensors and steps.
         stale_tensors: number of tensors with at least one stale step.
         steps: shares of each step; empty for block formats.
@@ -158,10 +157,8 @@ def replay_recipes(
     Gradients keep their recorded loss scale, because real casts see it as well.
 
     Args:
-        view: the run.
         recipes: current or delayed scaling.
         format_of: returns the format of a kind.
-        kinds: kinds of tensors to replay.
         wanted: returns whether to replay a module; default: all.
         steps: half-open range of the steps to count; histories also use earlier steps.
 

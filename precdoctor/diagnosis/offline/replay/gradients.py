@@ -36,7 +36,6 @@ class RunGradients:
     """The gradients of one process, one entry per scaler update.
 
     Attributes:
-        process: the process.
         updates: the run's own updates.
         gradients: for each update the overflow limit and exponents, which hold for any loss scale.
         format: the format of the gradients.
@@ -99,7 +98,8 @@ class _Evidence:
         self._ends = np.array([u.last for u in updates], dtype=np.int64)
         self._firsts = np.array([u.step for u in updates], dtype=np.int64)
         self._scales = np.array([1.0 if u.scale is None else u.scale for u in updates])
-        #: Largest unscaled amax of gradients whose dtype is the format; of all gradients, relative to their own range.
+        #: Largest unscaled amax of gradients whose dtype is the format; of all gradients, wider ones relative to their
+        #: own range.
         self._sure, self._likely = np.full(n, math.nan), np.full(n, math.nan)
         #: Number of elements of all weight gradients, over which the norm was taken.
         self._weights = np.zeros(n)

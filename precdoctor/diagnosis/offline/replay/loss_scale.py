@@ -35,8 +35,8 @@ class Culprit:
         scale: the simulated loss scale at that step.
         root, module, kind, name: the tensor.
         how: ``recorded``: the first non-finite tensor of the step, in execution order. ``predicted``: the first tensor
-            that exceeds its format at the simulated scale. ``nearest sample``: the step was not sampled; the tensor
-            with the least headroom on the last sampled step before.
+            that exceeds its format at the simulated scale. ``nearest sample``: no row of the step shows an overflow;
+            the tensor with the least headroom on the last sampled step before that did not overflow.
         forward: whether it overflows in the forward pass, which no loss scale prevents.
         headroom_binades: at the simulated scale, negative beyond the format; None if the tensor is non-finite.
     """
@@ -99,7 +99,6 @@ def replay_loss_scale(view: RunView, policy: ScalerPolicy | None = None, *, fmt:
     predicted.
 
     Args:
-        view: the run.
         policy: the scaler; None searches the best initial scale and growth interval.
         fmt: the format to replay the gradients in.
 

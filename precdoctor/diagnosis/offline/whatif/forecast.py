@@ -123,12 +123,10 @@ class Answer:
 
     @property
     def failing(self) -> tuple[Forecast, ...]:
-        """Tensors that miss the target."""
         return tuple(f for f in self.forecasts if f.holds is False)
 
     @property
     def unknown(self) -> tuple[Forecast, ...]:
-        """Tensors without a prediction."""
         return tuple(f for f in self.forecasts if f.holds is None)
 
 
@@ -291,9 +289,6 @@ def predicted(row: Mapping[str, Any], key: TensorKey, recipe: Recipe, *, growth:
     """Return the full prediction of one row.
 
     Args:
-        row: the row.
-        key: its tensor.
-        recipe: the recipe.
         growth: binades by which to assume that the largest elements alone have grown; the scale shrinks as much.
 
     Raises:

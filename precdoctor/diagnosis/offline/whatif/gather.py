@@ -158,7 +158,6 @@ class _Collector:
         self._rows = 0
 
     def take(self, batch: pa.RecordBatch) -> None:
-        """Add the rows of one batch."""
         phase = batch.column("phase").cast(pa.string())
         batch = batch.filter(pc.fill_null(pc.not_equal(phase, "recompute"), True))
         ids = self._keys.of(batch)
@@ -320,7 +319,7 @@ class _PerRecipe:
 
 
 class _WorstRows:
-    """One row of the log per tensor, held as Arrow; replaced rows are dropped once they are the majority."""
+    """One row of the log per tensor, held as Arrow; replaced rows are dropped in bulk, once they are many."""
 
     def __init__(self) -> None:
         self._tables: list[pa.Table] = []
@@ -347,7 +346,6 @@ class _WorstRows:
         self._at[held] = np.arange(held.size)
 
     def rows(self) -> dict[int, dict[str, Any]]:
-        """Return the rows by tensor."""
         if not self._tables:
             return {}
         self._compact()

@@ -71,7 +71,6 @@ class InferencePlan:
 
     @property
     def recipes(self) -> tuple[Recipe, ...]:
-        """The recipes in the plan."""
         return tuple(dict.fromkeys(t.recipe for t in self.tensors if t.recipe is not None))
 
 

@@ -44,8 +44,7 @@ class Operands:
 def tied_modules(facts: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], tuple[str, str]]:
     """Return ``{module with a tied weight: module under which it is recorded}``, each as root and FQN.
 
-    Args:
-        facts: ``rank.json`` of each rank.
+    ``facts`` are the ``rank.json`` of all ranks.
     """
     found = {}
     for root in (root for rank in facts for root in rank.get("roots") or ()):
@@ -62,7 +61,6 @@ def modules_with_operands(
     """Return every module with a weight matrix, in execution order; modules without a recorded output come last.
 
     Args:
-        seen: all tensors.
         tied: result of :func:`tied_modules`; such a module is left out without a recorded output.
     """
     tensors = list(seen)

@@ -120,7 +120,6 @@ class Plan:
 
     @property
     def recipes(self) -> tuple[Recipe, ...]:
-        """The recipes in the plan."""
         return tuple(dict.fromkeys(o.recipe for m in self.modules for o in m.operands if m.precision != WIDE))
 
 
@@ -135,8 +134,6 @@ def make_plan(
     """Plan every module with a weight matrix.
 
     Args:
-        run: the recorded training.
-        target: the limits to meet.
         module: a glob over module names; None means all.
         steps: half-open range of the steps to base the plan on.
         horizon: the step to extrapolate to; by default as far beyond the last step as the first one is before it.

@@ -102,7 +102,6 @@ def forecast_states(
     """Predict every recorded optimizer state.
 
     Args:
-        run: a run with ``opt_state`` rows.
         recipe: format and scaling of the states.
         module: a glob over module names; None for all.
         steps: half-open range.

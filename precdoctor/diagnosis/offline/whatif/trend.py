@@ -16,7 +16,6 @@ class Trends:
         self._origin: int | None = None
 
     def grow(self, tensors: int) -> None:
-        """Make room for this number of tensors."""
         self._sums = np.concatenate([self._sums, np.zeros((7, tensors - self._sums.shape[1]))], axis=1)
 
     def add(self, ids: Ints, steps: Ints, amax: Floats, typical: Floats) -> None:
