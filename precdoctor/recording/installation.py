@@ -23,7 +23,7 @@ from precdoctor.recording.observe.optimizer_hooks import OptimizerHooks
 from precdoctor.recording.options import OPTIONS_VARIABLE, RUN_VARIABLE, RecordOptions
 from precdoctor.recording.process import attach, inherited
 from precdoctor.recording.process.attach import STOPPED_BY_US
-from precdoctor.recording.process.fatal_exception import note_exits
+from precdoctor.recording.process.fatal_exception import begin_anew, note_exits
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene.autograd_grad_calls import TakenGradients
 from precdoctor.recording.scene.compiled_calls import CompiledCalls
@@ -74,6 +74,7 @@ def begin(run: Path, options: RecordOptions) -> Recorder:
     if _installed is None:
         return _installed_for(run, options)
     attach.begin_here()
+    begin_anew()
     _installed.begin_anew(run, options)
     return _installed
 
@@ -95,6 +96,7 @@ def _stop_at(recorder: Recorder, steps: int) -> None:
 def _installed_for(run: Path, options: RecordOptions) -> Recorder:
     global _installed  # noqa: PLW0603 - torch's hooks are global to the process, and so is their owner
     attach.begin_here()
+    begin_anew()
     note_exits()
     recorder = Recorder(run, options)
     if not keyword_arguments_are_visible():  # calls a module, so it runs before our hooks exist

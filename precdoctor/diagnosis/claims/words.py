@@ -34,7 +34,7 @@ def named(names: Sequence[str]) -> str:
 def memory(count: float) -> str:
     """Return a number of bytes in the unit that fits, with three significant digits: ``512 B``, ``1.5 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1000:
+        if count < 999.5:  # else three digits round to 1e+03
             return f"{count:.3g} {unit}"
         count /= 1024
     return f"{count:,.3g} TiB"

@@ -8,7 +8,7 @@ from precdoctor.recording.process import attach
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.runlog.changes import Change, Value
 
-#: Modules and optimizers named at most, per change on average: a loss module created anew each step would never end.
+#: Modules and optimizers named at most, per change: a loss module created anew each step would never end.
 _MAX_NOTED = 16
 
 
@@ -22,6 +22,7 @@ class Ledger:
         self._context = context
         self._changes = tuple(changes)
         self._noted: dict[tuple[Change, str], int] = {}
+        self._names: dict[Change, int] = {}
         self._refused: set[tuple[Change, str]] = set()
         self._pending: dict[Change, str] = {}
         self._unprinted: list[str] = []
@@ -36,7 +37,10 @@ class Ledger:
             was: the former value.
         """
         count = self._noted[change, what] = self._noted.get((change, what), 0) + 1
-        if count > 1 or len(self._noted) > _MAX_NOTED * len(self._changes):
+        if count > 1:
+            return
+        names = self._names[change] = self._names.get(change, 0) + 1
+        if names > _MAX_NOTED:
             return
         self._event(change, done=True, what=what, was=was)
         before = "" if was is None else f"{_words(was)} -> "

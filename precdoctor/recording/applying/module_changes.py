@@ -145,7 +145,7 @@ class ModuleFormats:
             return None
         was = str(narrow[0].dtype).removeprefix("torch.") if narrow else None
         if narrow:
-            module.to(dtype)
+            module._apply(lambda x: x.to(dtype) if x.dtype in _HALF else x)  # FP32 parts stay as they are
         self._ledger.done(change, f"{change.where}, {type(module).__name__}", was or change.before)
         return lambda _module, call, args, kwargs: run_in(dtype, call, args, kwargs)
 

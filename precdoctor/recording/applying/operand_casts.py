@@ -85,11 +85,10 @@ class OperandCasts:
     def _cast(self, role: str, name: str = "") -> Callable[[Tensor], Tensor]:
         """Return a function that casts one operand and adds to the counts of the current step.
 
-        Calls without gradients (evaluation) are only counted in steps that have counts already. A tensor that cannot be
-        cast is returned as a plain copy.
+        Calls without gradients (evaluation) are not counted. A tensor that cannot be cast is returned as a plain copy.
         """
         how, counted = self._casts[role], self._counts.setdefault((role, name), {})
-        step, training = self._context.step, torch.is_grad_enabled()
+        step, counts_call = self._context.step, torch.is_grad_enabled() or role == "grad_output"
 
         def apply(x: Tensor) -> Tensor:
             try:
@@ -100,9 +99,11 @@ class OperandCasts:
                     self._change, f"its {role} could not be cast: {type(error).__name__}: {error}"[:400]
                 )
                 return x.clone()
+            if not counts_call:
+                return made
             if step in counted:
                 counted[step] += counts
-            elif training and len(counted) < _MAX_STEPS:
+            elif len(counted) < _MAX_STEPS:
                 counted[step] = counts
             return made
 

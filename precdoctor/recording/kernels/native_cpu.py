@@ -146,8 +146,12 @@ os.register_at_fork(after_in_child=_forget_threads)
 
 
 def supports(x: Tensor) -> bool:
-    """Whether this kernel can measure the tensor: on the CPU, of a dtype in :data:`CODES`, library present."""
-    return x.is_cpu and x.dtype in CODES and library() is not None
+    """Whether this kernel can measure the tensor: on the CPU, of a dtype in :data:`CODES`, library present.
+
+    A plan has room for ``_MAX_OUTER`` dimensions beside the two of a tile; a contiguous tensor needs none.
+    """
+    fits = x.dim() <= _MAX_OUTER + 2 or x.is_contiguous()
+    return x.is_cpu and x.dtype in CODES and fits and library() is not None
 
 
 def measure(x: Tensor, ints: Tensor, floats: Tensor, counter: Tensor, blocks: Sequence[int]) -> None:

@@ -86,9 +86,11 @@ def gradients_of(optimizer: torch.optim.Optimizer, limit: int) -> list[tuple[Ten
 
     Args:
         optimizer: about to step.
-        limit: bytes that may be held. If the gradients take more, or are not plain CPU tensors, the list is empty.
+        limit: bytes that may be held. The list is empty if the gradients take more, or are not plain CPU tensors with
+            version counters.
     """
-    found = [(p, p.grad, p.grad._version) for p in parameters_of(optimizer) if p.grad is not None]
-    plain = all(tensor_leaves.plain(grad) is grad and grad.is_cpu for _, grad, _ in found)
-    size = sum(grad.nbytes for _, grad, _ in found) if plain else 0
-    return found if plain and size <= limit else []
+    given = [(p, p.grad) for p in parameters_of(optimizer) if p.grad is not None]
+    plain = all(tensor_leaves.plain(grad) is grad and grad.is_cpu and not grad.is_inference() for _, grad in given)
+    if not plain or sum(grad.nbytes for _, grad in given) > limit:
+        return []
+    return [(p, grad, grad._version) for p, grad in given]

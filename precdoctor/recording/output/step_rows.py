@@ -129,8 +129,16 @@ def step_row(batch: StepBatch, tensors: StepTensors, rank: int, scale: float | N
 def _sum(losses: list[float], scale: float | None) -> float | None:
     """Sum losses, divided by the loss scale. Non-finite if one of them is; None without losses."""
     if losses and all(map(math.isfinite, losses)):
-        return math.fsum(losses) / (scale or 1.0)
+        return _exact_sum(losses) / (scale or 1.0)
     return sum(losses) if losses else None
+
+
+def _exact_sum(values: list[float]) -> float:
+    """Sum with one rounding; infinite beyond FP64, where ``math.fsum`` raises."""
+    try:
+        return math.fsum(values)
+    except OverflowError:
+        return math.inf
 
 
 def _grad_norm(batch: StepBatch, tensors: StepTensors, scale: float | None) -> float | None:
@@ -147,7 +155,7 @@ def _grad_norm(batch: StepBatch, tensors: StepTensors, scale: float | None) -> f
     squares, finite = tensors.weight_gradients(own)
     if not finite:
         return math.nan
-    return math.sqrt(math.fsum(squares)) / (scale or 1.0) if squares else None
+    return math.sqrt(_exact_sum(squares)) / (scale or 1.0) if squares else None
 
 
 def _lost_updates(tensors: StepTensors) -> float | None:

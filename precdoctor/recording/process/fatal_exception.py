@@ -23,6 +23,8 @@ _TRACEBACK = BaseException.__dict__["__traceback__"]
 _MODULE_OF_BUILTINS = vars(builtins)
 #: The last argument of ``sys.exit``.
 _exit_arguments: list[Any] = []
+#: The exception that nobody caught before the recorded block began, in an interactive interpreter.
+_earlier: list[object] = []
 
 
 def note_exits() -> None:
@@ -37,9 +39,21 @@ def note_exits() -> None:
     sys.exit = leave
 
 
+def begin_anew() -> None:
+    """Forget how earlier code of the process ended: cells of a notebook fail, and tests catch ``SystemExit``."""
+    _exit_arguments.clear()
+    _earlier[:] = [getattr(sys, "last_value", None)]
+
+
+def _uncaught() -> object:
+    """Return the exception that Python has stored as uncaught since :func:`begin_anew`; None without one."""
+    error = getattr(sys, "last_value", None)
+    return None if _earlier and error is _earlier[0] else error
+
+
 def ends_badly() -> bool:
     """Return whether the process, or the recorded block, ends with an uncaught exception or a failure status."""
-    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    error = sys.exc_info()[1] or _uncaught()
     if isinstance(error, SystemExit):
         return _is_failure(error.code)
     return isinstance(error, Exception) or any(map(_is_failure, _exit_arguments))
@@ -58,7 +72,7 @@ def fatal_exception(*, redact: bool = False) -> dict[str, Any] | None:
     Args:
         redact: leave out the message.
     """
-    error = getattr(sys, "last_value", None)
+    error = _uncaught()
     if not isinstance(error, BaseException):
         return None
     found: dict[str, Any] = {"type": _NAME.__get__(type(error))[:_LONGEST]}

@@ -172,7 +172,7 @@ class Recorder:
 
     def begin_anew(self, run: Path, options: RecordOptions) -> None:
         """Return to idle for another run of the same process. The previous run must have been closed by :meth:`end`."""
-        self.run, self.options, self._ended = run, options, False
+        self.run, self.options, self._ended, self._early = run, options, False, []
         self._forget()
 
     def end(self) -> None:

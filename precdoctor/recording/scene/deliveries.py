@@ -188,7 +188,7 @@ def _in_data_set(dataset: Any, index: Any) -> Sequence[int]:
     found: list[int] = [index] if type(index) is int else index
     if type(found) not in (list, tuple) or not all(type(i) is int for i in found):
         return ()
-    for _ in range(_MAX_SUBSETS):
+    for _ in range(_MAX_SUBSETS + 1):
         if type(dataset) is not Subset:
             return found
         own = static.own(dataset)

@@ -15,6 +15,11 @@ def given(sigma: float, first: int = 0) -> Training:
     return run
 
 
+def scaled() -> Training:
+    """A fused Adam under a GradScaler divides the gradient itself: it is recorded times 65536."""
+    return given(2.0**16 * 1e-10).change(lambda r: r.update(scale=2.0**16), kind="weight_grad_step", module="head")
+
+
 def converges() -> Training:
     """Falls below eps as the loss reaches zero."""
     return given(1e-10, first=4)
@@ -92,6 +97,7 @@ FIRING = {
     "grows_but_stays_below": Sample(lambda: grows(1e-2, 0.05), module="head", severity="warning"),
     "tiny": Sample(lambda: given(1e-10), module="head", kind="weight_grad_step", severity="warning",
                    says=("1e-08", "limit 50 %")),
+    "scaled": Sample(scaled, module="head", severity="warning", says=("RMS is 9.9e-11",)),
     "state_recorded": Sample(lambda: with_moment(Training(), lambda _, x: 1e-10 * x), module="head",
                              severity="warning", says=("the RMS of sqrt(v), as recorded, 9.9e-11",)),
     "a_tenth_of_eps": Sample(lambda: given(1e-9), module="head", severity="warning"),

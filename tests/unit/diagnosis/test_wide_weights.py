@@ -54,8 +54,8 @@ def test_adapters_of_peft_are_told_how_peft_does_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(96, "96 B"), (36_864, "36 KiB"), (1023 * 1024, "0.999 MiB"), (3 << 20, "3 MiB"), (5 << 30, "5 GiB"),
-     (3 << 40, "3 TiB")],
+    [(96, "96 B"), (36_864, "36 KiB"), (1023 * 1024, "0.999 MiB"), (1_023_590, "0.976 MiB"), (3 << 20, "3 MiB"),
+     (5 << 30, "5 GiB"), (3 << 40, "3 TiB")],
 )  # fmt: skip
 def test_bytes_are_told_in_a_unit_that_fits(count: int, text: str) -> None:
     assert memory(count) == text

@@ -57,6 +57,9 @@ def test_an_epoch_left_early_shifts_nothing(deliveries):
 def test_the_index_is_that_of_the_data_set_itself(deliveries):
     part = Subset(Subset(table(), range(4, 20)), [0, 3, 5])
     assert bad_samples(deliveries, DataLoader(part, batch_size=3)) == [[7]]
+    for _ in range(6):  # eight in all
+        part = Subset(part, [0, 1, 2])
+    assert bad_samples(deliveries, DataLoader(part, batch_size=3)) == [[7]]
 
 
 def test_no_index_is_made_up(deliveries):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.microscope.loss_replay import replay_loss
+from precdoctor.recording.microscope.replay import same_bits
 from precdoctor.recording.ops.source_lines import Line
 from precdoctor.recording.scene.loss_graph import Leaf, LossGraph, LossNode, OwnFunction
 
@@ -138,3 +139,11 @@ def test_a_function_of_the_users_own_is_not_torchs_of_the_same_name():
 
     assert done.no_backward == "the loss code cannot be run again to its end"
     assert done.tracer.records == []
+
+
+def test_an_infinity_is_not_the_largest_number():
+    largest, bad = torch.finfo(torch.float32).max, torch.tensor([float("inf"), float("nan"), 1.0])
+    assert same_bits(bad, bad.clone())
+    assert not same_bits(bad, torch.tensor([largest, float("nan"), 1.0]))
+    assert not same_bits(bad, torch.tensor([float("inf"), 0.0, 1.0]))
+    assert not same_bits(bad, bad[:2])

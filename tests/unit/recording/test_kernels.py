@@ -385,6 +385,13 @@ def test_fingerprint_follows_logical_order_whatever_the_strides():
         assert rows[0] == rows[1]
 
 
+def test_more_dimensions_than_a_plan_holds_are_measured_all_the_same():
+    x = torch.randn([2] * 11).permute(*reversed(range(11)))
+    assert not native_cpu.supports(x)
+    assert native_cpu.supports(x.contiguous()) == available("native") and native_cpu.library() is not None
+    kernels.stat(x, 0)
+
+
 def test_nothing_larger_than_a_chunk_is_copied():
     huge = torch.ones(1).expand(1 << 40, 4)  # would be 16 TiB
     start, piece = next(reference.chunks(huge, 4096))

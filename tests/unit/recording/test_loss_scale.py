@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precdoctor.recording.observe.backward_hooks import constant_factor
-from precdoctor.recording.output.step_rows import LossScales, infer_loss_scale
+from precdoctor.recording.output.step_rows import LossScales, _sum, infer_loss_scale
 from precdoctor.recording.slots.step_batch import StepBatch, StepFacts
 
 POWERS = st.integers(4, 24).map(lambda k: 2.0**k)
@@ -122,3 +122,8 @@ def test_a_step_that_was_left_out_says_its_scale_by_the_loss_alone():
     assert scales.of(left_out([]), []) == (2.0**16, True)  # it need not be readable
     assert scales.of(left_out([3000.0]), []) == (3000.0, True)  # where there is a scale, it may have moved
     assert LossScales().of(left_out([3000.0]), []) == (None, False)
+
+
+def test_losses_beyond_fp64_sum_to_infinity():
+    assert _sum([1e308, 1e308], None) == float("inf")
+    assert _sum([1.0, 2.0], 2.0) == 1.5

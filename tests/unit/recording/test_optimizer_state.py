@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from precdoctor.recording.model.module_names import Place
+from precdoctor.recording.model.optimizer_contents import gradients_of
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.slots.step_batch import StepFacts
@@ -172,3 +173,13 @@ def test_nothing_is_kept_alive(tmp_path):
     del model, masters, optimizer
     gc.collect()
     assert [ref() for ref in gone] == [None] * 3
+
+
+def test_gradients_without_version_counters_are_not_held():
+    weight = torch.nn.Parameter(torch.ones(2))
+    with torch.inference_mode():
+        grad = torch.ones(2)
+    weight.grad = grad
+    assert gradients_of(torch.optim.SGD([weight], 0.1), 1 << 20) == []
+    weight.grad = torch.ones(2)
+    assert [g for _, g, _ in gradients_of(torch.optim.SGD([weight], 0.1), 1 << 20)] == [weight.grad]

@@ -157,7 +157,7 @@ def _unbounded(
     Such a loss has no minimum nearby.
     """
     first_loss, first_norm = (median(abs(values[j]) for values in known[:AFTER]) for j in (1, 2))
-    lowest = min(median(loss for _, loss, _ in known[i : i + AFTER]) for i in range(len(known) - AFTER + 1))
+    lowest = min(median(loss for _, loss, _ in known[i : i + AFTER]) for i in range(max(1, len(known) - AFTER + 1)))
     last_norm = median(norm for *_, norm in known[-max(AFTER, len(known) // 4) :])
     grown = first_norm > 0.0 and last_norm >= options["factor"] * first_norm
     if not grown or -lowest < max(options["unbounded"] * first_loss, options["least_loss"]):

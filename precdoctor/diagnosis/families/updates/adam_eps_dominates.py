@@ -182,14 +182,14 @@ def _is_damped(gradient: _Gradient, eps: float, options: Options) -> bool:
     return min(early, gradient.share) >= options["below_share"]
 
 
-def _smaller_eps(histogram: ExponentHistogram, eps: float) -> float:
+def _smaller_eps(histogram: ExponentHistogram, scale: float, eps: float) -> float:
     """Return the eps to propose: a power of ten, at least ten times below both ``eps`` and 95 % of the elements.
 
-    It is never below 1e-30.
+    It is never below 1e-30. ``scale`` is the loss scale that the histogram's elements carry; Adam divides it out.
     """
     counts = histogram.counts.cumsum()
     index = int((counts <= 0.05 * histogram.total).sum())
-    edge = histogram.lo + index
+    edge = histogram.lo + index - math.log2(scale)
     return float(10.0 ** max(-30, min(math.floor(edge * math.log10(2.0)) - 1, math.floor(math.log10(eps)) - 1)))
 
 
@@ -205,9 +205,10 @@ def _finding(
     process, step = gradient.last
     row = next(r for r in view.rows(process, step) if r.key == key)
     parameter = parameter_label(parameter_in(key))
-    better = _smaller_eps(gradient.histogram, eps)
-    after = gradient.histogram.at_most(better).low / gradient.histogram.total
-    rms = row.rms or 0.0
+    scale = row.scale if row.scale and row.scale > 0.0 else 1.0
+    better = _smaller_eps(gradient.histogram, scale, eps)
+    after = gradient.histogram.at_most(better * scale).low / gradient.histogram.total
+    rms = (row.rms or 0.0) / scale
     factor = rms / (rms + eps)
     root = roots.get(parameter_in(key))
     measured = f", the RMS of sqrt(v), as recorded, {root.rms:.2g}" if root is not None else ""

@@ -35,6 +35,8 @@ class Counts:
     last: tuple[Process, int]
     relative: ExponentHistogram
     by_step: Floats
+    #: Number of usable steps with a row, whatever the number of ranks.
+    steps: int
 
     @property
     def lost(self) -> float:
@@ -45,11 +47,6 @@ class Counts:
     def intended(self) -> float:
         """Number of non-zero updates that the optimizer meant to make."""
         return float(self.by_step[:, 1].sum())
-
-    @property
-    def steps(self) -> int:
-        """Number of rows on usable steps."""
-        return len(self.by_step)
 
     @property
     def share(self) -> float:
@@ -93,7 +90,11 @@ def survey(
     summed = relative.merged(ids, len(first))
     columns = (first["dtype"], first["module_class"].map(text), last["numel"], at(last))
     described = enumerate(zip(keys(first), zip(*columns, strict=True), rows_of(ids), strict=True))
-    return {key: Counts(*values, summed.row(i), counts[rows]) for i, (key, values, rows) in described}
+    step = frame["step"].to_numpy()
+    return {
+        key: Counts(*values, summed.row(i), counts[rows], np.unique(step[rows]).size)
+        for i, (key, values, rows) in described
+    }
 
 
 def lost_and_intended(frame: pd.DataFrame, relative: Histograms, beyond: int | None) -> Floats:
