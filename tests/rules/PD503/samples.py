@@ -97,7 +97,7 @@ FIRING = {
     "grows_but_stays_below": Sample(lambda: grows(1e-2, 0.05), module="head", severity="warning"),
     "tiny": Sample(lambda: given(1e-10), module="head", kind="weight_grad_step", severity="warning",
                    says=("1e-08", "limit 50 %")),
-    "scaled": Sample(scaled, module="head", severity="warning", says=("RMS is 9.9e-11",)),
+    "scaled": Sample(scaled, module="head", severity="warning", says=("its RMS is 1e-10", "a step is 0.99 %")),
     "state_recorded": Sample(lambda: with_moment(Training(), lambda _, x: 1e-10 * x), module="head",
                              severity="warning", says=("the RMS of sqrt(v), as recorded, 9.9e-11",)),
     "a_tenth_of_eps": Sample(lambda: given(1e-9), module="head", severity="warning"),
