@@ -11,6 +11,7 @@ from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, Prescription
 from precdoctor.diagnosis.prescriptions.candidates import Candidate, candidates
 from precdoctor.diagnosis.prescriptions.effects import Effect, effects
 from precdoctor.diagnosis.prescriptions.frameworks import edits
+from precdoctor.diagnosis.survey.parameters import states_per_parameter
 from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.runlog.changes import Change
@@ -123,7 +124,7 @@ def _memory_of(view: RunView, change: Change) -> int:
     """Return the additional bytes of one change; 0 for changes that widen nothing."""
     if change.setting == "optimizer.master_weights":
         elements = sum(n for _, n, dtype in _weights(view) if dtype in ("float16", "bfloat16"))
-        return elements * (4 + 2 * _moments(view))  # the master, and optimizer states that become FP32
+        return elements * (4 + 2 * states_per_parameter(view))  # the master, and optimizer states that become FP32
     if change.setting != "module.dtype" or change.to != "float32":
         return 0
     below = [n for module, n, dtype in _weights(view) if dtype in ("float16", "bfloat16") and _within(module, change)]
@@ -137,14 +138,6 @@ def _memory_of(view: RunView, change: Change) -> int:
             if r.kind == "output" and r.dtype in ("float16", "bfloat16") and _within(r.module, change)
         )
     return outputs + 2 * sum(below)
-
-
-def _moments(view: RunView) -> int:
-    """Return the number of state tensors of a weight's size: two for the Adam family, one with momentum, else 0."""
-    optimizers = view.optimizers
-    if any("adam" in text(o.get("class")).lower() for o in optimizers):
-        return 2
-    return int(any(g.get("momentum") for o in optimizers for g in o.get("groups") or ()))
 
 
 def _within(module: str, change: Change) -> bool:

@@ -149,9 +149,11 @@ def _grad_norm(batch: StepBatch, tensors: StepTensors, scale: float | None) -> f
     own = batch.facts.gradients_of
     if own is None:
         norm, amax = read(batch.facts.grad_norm), read(batch.facts.grad_amax)
-        if norm is None or amax is None:
+        if norm is None:
             return None
-        return norm / ((scale or 1.0) if batch.facts.grad_norm_scaled else 1.0) if math.isfinite(amax) else math.nan
+        if not math.isfinite(norm if amax is None else amax):  # a library that gives the norm gives no amax
+            return math.nan
+        return norm / ((scale or 1.0) if batch.facts.grad_norm_scaled else 1.0)
     squares, finite = tensors.weight_gradients(own)
     if not finite:
         return math.nan

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precdoctor.recording.observe.backward_hooks import constant_factor
-from precdoctor.recording.output.step_rows import LossScales, _sum, infer_loss_scale
+from precdoctor.recording.output.step_rows import LossScales, _grad_norm, _sum, infer_loss_scale
 from precdoctor.recording.slots.step_batch import StepBatch, StepFacts
 
 POWERS = st.integers(4, 24).map(lambda k: 2.0**k)
@@ -127,3 +127,10 @@ def test_a_step_that_was_left_out_says_its_scale_by_the_loss_alone():
 def test_losses_beyond_fp64_sum_to_infinity():
     assert _sum([1e308, 1e308], None) == float("inf")
     assert _sum([1.0, 2.0], 2.0) == 1.5
+
+
+@pytest.mark.parametrize(("norm", "amax", "seen"), [(3.0, None, 3.0), (3.0, 2.0, 3.0), (3.0, float("inf"), None)])
+def test_a_library_gives_the_norm_of_the_gradients_without_their_largest(norm, amax, seen):
+    facts = StepFacts(0, complete=True, sampled=False, grad_norm=norm, grad_amax=amax)
+    found = _grad_norm(StepBatch(facts, [], {}), None, None)
+    assert found == seen or (seen is None and found != found)
