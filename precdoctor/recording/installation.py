@@ -96,7 +96,6 @@ def _stop_at(recorder: Recorder, steps: int) -> None:
 def _installed_for(run: Path, options: RecordOptions) -> Recorder:
     global _installed  # noqa: PLW0603 - torch's hooks are global to the process, and so is their owner
     attach.begin_here()
-    begin_anew()
     note_exits()
     recorder = Recorder(run, options)
     if not keyword_arguments_are_visible():  # calls a module, so it runs before our hooks exist

@@ -29,6 +29,7 @@ _earlier: list[object] = []
 
 def note_exits() -> None:
     """Patch ``sys.exit`` to remember its argument, because Python does not keep a ``SystemExit`` that ends it."""
+    begin_anew()
     original = sys.exit
 
     @functools.wraps(original)

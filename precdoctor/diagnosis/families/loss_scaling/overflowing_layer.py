@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -121,7 +120,8 @@ def culprits(view: RunView, process: Process, skipped: Iterable[StepFacts]) -> C
     Only the sampled ones among the ``skipped`` steps can be examined.
     """
     sampled = [s.step for s in skipped if s.sampled]
-    examined = sampled[:: max(1, math.ceil(len(sampled) / _MAX_EXAMINED))]
+    most = min(len(sampled), _MAX_EXAMINED)
+    examined = [sampled[i * len(sampled) // most] for i in range(most)]
     found: list[Overflow] = []
     if not examined:
         return Culprits(found)
