@@ -245,3 +245,33 @@ def test_master_weights_train_as_if_written_by_hand(tmp_path):
     assert "applied optimizer.master_weights bfloat16 -> float32 (AdamW)" in ours.said
     updates = precdoctor.open_run(ours.run).tensors(filters=[("kind", "==", "update")])
     assert set(updates["dtype"]) == {"float32"} and updates["unchanged"].sum() == 0
+
+
+MIXED = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.norm = nn.Linear(8, 8).half(), nn.BatchNorm1d(8)
+    def forward(self, x):
+        y = self.fc(x.to(self.fc.weight.dtype))
+        return self.norm(y.to(self.norm.weight.dtype))
+
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+for _ in range(2):
+    net(torch.randn(4, 8)).float().square().mean().backward()
+    optimizer.step()
+print(*[x.dtype for x in (net.fc.weight, net.norm.weight, net.norm.running_var)])
+"""
+
+
+def test_parts_in_fp32_stay_so_when_the_16_bit_ones_change(tmp_path):
+    path = script(tmp_path, "train.py", MIXED)
+    fix = "schema_version = 1\n[[prescription]]\napply = true\n[[prescription.change]]\n"
+    (tmp_path / "fix.toml").write_text(f'{fix}setting = "module.dtype"\nroot = "Net#0"\nto = "bfloat16"\n')
+    done = record(tmp_path, "--strict", "--apply", "fix.toml", "--", *warm(path), run=tmp_path / "run")
+    assert done.status == 0, done.err
+    assert done.out.decode().split() == ["torch.bfloat16", "torch.float32", "torch.float32"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import same_module, when
@@ -182,36 +183,57 @@ def _twice_finding(view: RunView, group: Group) -> Finding:
     )
 
 
+@dataclass(frozen=True)
+class _LossOfLogarithms:
+    """A loss that reads log-probabilities, in words: the harm of probabilities, and the remedy."""
+
+    name: str
+    harm: str
+    explained: str
+    remedy: str
+    measured: tuple[str, float]  # with probabilities; the remedy makes it 0
+    snippet: str
+
+
+_NLL = _LossOfLogarithms(
+    name="nll_loss",
+    harm="the loss ends at -1",
+    explained="So the loss is negative, -1 at best (limit of logarithms: 0), and its gradient does not grow where the "
+    "model is wrong.",
+    remedy="give cross_entropy the logits, or nll_loss their log_softmax: least loss -1 -> 0",
+    measured=("least_loss", -1.0),
+    snippet="loss = F.cross_entropy(logits, target)  # without the softmax before it\n",
+)
+_KL_DIV = _LossOfLogarithms(
+    name="kl_div",
+    harm="it is not least at the target",
+    explained="It is least (limit of logarithms: 0) if all probability is on one class, whatever the target is.",
+    remedy="give kl_div the log_softmax: missing logarithms 1 -> 0",
+    measured=("missing_logarithms", 1.0),
+    snippet="loss = F.kl_div(logits.log_softmax(-1), target, reduction='batchmean')\n",
+)
+
+
 def _without_log_finding(view: RunView, group: Group) -> Finding:
-    """The finding for ``nll_loss`` or ``kl_div`` of probabilities, which it reads as their logarithms."""
+    """The finding for a loss of probabilities, which it reads as their logarithms."""
     fact = group.worst
-    is_kl = fact.data.get("loss") == "kl_div"
-    loss = "kl_div" if is_kl else "nll_loss"
-    advice = "give kl_div the log_softmax" if is_kl else "give cross_entropy the logits, or nll_loss their log_softmax"
+    loss = _KL_DIV if fact.data.get("loss") == _KL_DIV.name else _NLL
     return place_finding(
         RULE,
         view,
         group,
-        title=f"{loss} is given probabilities without their logarithm: "
-        f"{'it is not least at the target' if is_kl else 'the loss ends at -1'}{fact.line}",
-        message=f"{op_words(fact)} belongs to {loss}. That loss reads log-probabilities, which are 0 at most, "
-        f"and is given {_made_words(fact)}. "
-        + ("It is least (limit of logarithms: 0) if all probability is on one class, whatever the target is."
-           if is_kl else
-           "So the loss is negative, -1 at best (limit of logarithms: 0), and its gradient does not grow where the "
-           "model is wrong.")
-        + elsewhere_words(group),
+        title=f"{loss.name} is given probabilities without their logarithm: {loss.harm}{fact.line}",
+        message=f"{op_words(fact)} belongs to {loss.name}. That loss reads log-probabilities, which are 0 at most, and "
+        f"is given {_made_words(fact)}. {loss.explained}{elsewhere_words(group)}",
         certain=(0.9, "the tensor was followed from the softmax to the loss"),
         limits={},
         prescription=Prescription(
-            title=f"{advice}: least loss -1 -> 0",
-            change={"loss": {"from": f"{loss} of softmax", "to": f"{loss} of log_softmax"}, "op": fact.op},
-            predicted={"least_loss": {"from": -1.0, "to": 0.0}},
-            snippet="loss = F.kl_div(logits.log_softmax(-1), target, reduction='batchmean')\n"
-            if is_kl
-            else "loss = F.cross_entropy(logits, target)  # without the softmax before it\n",
+            title=loss.remedy,
+            change={"loss": {"from": f"{loss.name} of softmax", "to": f"{loss.name} of log_softmax"}, "op": fact.op},
+            predicted={loss.measured[0]: {"from": loss.measured[1], "to": 0.0}},
+            snippet=loss.snippet,
         ),
-    )  # fmt: skip
+    )
 
 
 def _made_words(fact: Fact) -> str:
