@@ -21,20 +21,15 @@ from torch.fx import traceback as stored_traces
 from precdoctor.recording import kernels
 from precdoctor.recording.kernels.outside_user_modes import detached, modes_open
 from precdoctor.recording.model import static, tensor_leaves
-from precdoctor.recording.ops.source_lines import innermost_user_line
 from precdoctor.recording.process import attach
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.scene import saved_hooks
 from precdoctor.recording.scene.compiled_function import CompiledFunction
+from precdoctor.recording.scene.line_notes import HOOKED, LineNotes, note_on
 from precdoctor.recording.scene.loss_graph import Leaf, LossGraph, OwnFunction, RawNode
 from precdoctor.recording.scene.step_snapshot import RootCall, Scene
 
-#: Key of the traceback in a node's metadata.
-_KEY = "traceback_"
-_MARK = "precdoctor\0"
-#: Begins the note at a node whose saved tensors must not be read, because saved-tensor hooks were active.
-_HOOKED = f"{_MARK}hooked"
 #: Maximum number of nodes kept per backward pass, and of those without our note; each takes about 10 us.
 _MAX_NODES, _MAX_FOREIGN = 384, 24
 #: The same on sampled steps (the recording budget pays), and for a non-finite loss, whose graph is kept nearly whole.
@@ -43,8 +38,6 @@ _MAX_MEASURED, _MAX_WHOLE = 1 << 11, 1 << 14
 _MAX_BETWEEN = 128
 #: Maximum number of nodes noted per forward pass of a script whose weights are in no module; beyond it, noting ends.
 _MAX_BARE = 1 << 13
-#: Maximum number of lines whose note is cached.
-_MAX_NOTES = 1 << 12
 _SAVED = "_saved_"
 _ACCUMULATES: Any = vars(torch._C._functions).get("AccumulateGrad")
 
@@ -78,31 +71,31 @@ class LossCode:
         if original is None or not hasattr(torch, "set_anomaly_enabled"):
             return False
 
-        #: Cached notes of nodes that a user's line makes directly, not in a function of torch called there.
-        notes: dict[tuple[str, int], list[str]] = {}
+        notes, frame_of, has_hooks, is_noting = LineNotes(), sys._getframe, saved_hooks.active, self._is_noting
 
         def format_stack() -> list[str]:
-            if not self._notes():
+            if not is_noting():
                 return original()
             if self.bare:
                 self._note()
-            frame = sys._getframe().f_back  # None in autograd's device threads (double backward)
-            place = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
-            hooked = saved_hooks.active()
-            if not hooked and (known := notes.get(place)) is not None:
-                return known
-            line, mark = innermost_user_line(), f"{_HOOKED}\0" if hooked else f"{_MARK}\0"
-            note = [f"{mark}{line[1]}\0{line[0]}" if line is not None else f"{mark}0\0"]
-            if line == place and not hooked and len(notes) < _MAX_NOTES:
-                notes[line] = note
-            return note
+            frame = frame_of().f_back  # None in autograd's device threads (double backward)
+            hooked = has_hooks()
+            if frame is not None and not hooked:
+                code, instruction = frame.f_code, frame.f_lasti
+                if (known := notes.cached.get((id(code), instruction))) is not None:
+                    return known[0]
+                if (back := frame.f_back) is not None:
+                    place = (id(code), instruction, id(back.f_code), back.f_lasti)
+                    if (known := notes.cached.get(place)) is not None:
+                        return known[0]
+            return notes.note_for(frame, hooked=bool(hooked))
 
         stored_traces.format_stack = format_stack
         for kind in (torch.autograd.detect_anomaly, torch.autograd.set_detect_anomaly):
             _turn_off_before(kind, self.close)
         self.open()
         x = (torch.ones((), requires_grad=True) * 2.0).grad_fn
-        works = x is not None and _note_on(x) is not None
+        works = x is not None and note_on(x) is not None
         if not works:
             self.close()
             stored_traces.format_stack = original
@@ -115,7 +108,7 @@ class LossCode:
         if self.supported:
             self.open()
 
-    def _notes(self) -> bool:
+    def _is_noting(self) -> bool:
         """Return whether to note a node: not while compiling, nor in the user's own ``detect_anomaly``."""
         if not self.running or torch.compiler.is_compiling() or torch.is_anomaly_check_nan_enabled():
             return False
@@ -312,13 +305,13 @@ class _Walk:
             leaf = copies[key] = Leaf("weight", variable)
             self.weights.append(variable)
             return leaf
-        note = _note_on(node)
+        note = note_on(node)
         if self.count == self._limit or (note is None and self._foreign <= 0):
             self.cut = self.cut or (note is not None and self.count == self._limit)
             return None
         self.count += 1
         self._foreign -= note is None
-        saved = self._saved(node) if note is not None and not note.startswith(_HOOKED) else {}
+        saved = self._saved(node) if note is not None and not note.startswith(HOOKED) else {}
         copy = RawNode(node.name(), note, getattr(node, "_input_metadata", None), sequence, saved, [])
         copies[key] = copy
         if output_of is not None and (value := self._leaf(*output_of).value) is not None:
@@ -385,13 +378,3 @@ def _turn_off_before(kind: Any, close: Callable[[], None]) -> None:
         original(self, *args, **kwargs)
 
     kind.__init__ = begin
-
-
-def _note_on(node: Any) -> str | None:
-    """Return our note at a node; None if the node has none."""
-    try:
-        trace: list[str] | None = node.metadata.get(_KEY)
-    except (AttributeError, RuntimeError) as error:
-        attach.let_through(error)
-        return None
-    return trace[0] if trace and trace[0].startswith(_MARK) else None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.ops.source_lines import Line
+from precdoctor.recording.scene.line_notes import line_of
 
 
 @dataclass
@@ -129,10 +130,7 @@ def _readable(top: RawNode) -> LossNode:
 
 def _read(raw: RawNode) -> LossNode:
     """Return a raw node as a readable one, without edges."""
-    line = None
-    if raw.note is not None:
-        _, _, number, file = raw.note.split("\0", 3)
-        line = Line(file, int(number)) if file else None
+    line = line_of(raw.note) if raw.note is not None else None
     first = raw.metadata[0] if raw.metadata else None
     shape = tuple(int(n) for n in first.shape) if first is not None else ()
     return LossNode(raw.name, line, raw.sequence, shape, first.dtype if first is not None else None, raw.saved)

@@ -137,9 +137,9 @@ def test_the_users_own_look_for_anomalies_is_neither_answered_nor_ended():
     ours = loss_code()
     try:
         ours.open()
-        assert ours._notes()
+        assert ours._is_noting()
         torch.autograd.set_detect_anomaly(True)
-        assert not ours._notes(), "the user is to read of a traceback"
+        assert not ours._is_noting(), "the user is to read of a traceback"
         ours.close()
         assert torch.is_anomaly_check_nan_enabled()
     finally:
@@ -151,7 +151,7 @@ def test_nothing_is_noted_once_recording_is_over():
     try:
         ours.open()
         ours._context.state = "off"
-        assert not ours._notes()
+        assert not ours._is_noting()
         assert not torch.is_anomaly_enabled()
     finally:
         torch.set_anomaly_enabled(False, False)
