@@ -1,10 +1,20 @@
-"""Where a non-finite value does harm: the loss given to backward, gradients given to an optimizer, weights."""
+"""Where a non-finite value does harm: the loss given to backward, gradients given to an optimizer, weights.
+
+    python -m benchmarks.faults.harm SCRIPT        prints one JSON object on the last line of stdout
+
+A birth does harm when it reaches one of them; the first one that does is the answer.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
+import runpy
+import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,9 +22,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from benchmarks.faults.modules import ModuleStack
-
-if TYPE_CHECKING:
-    from benchmarks.faults.tracer import Birth, Tracer
+from benchmarks.faults.tracer import Birth, Tracer
 
 #: FP16 gradients that overflow under a GradScaler are its daily bread; this many skips in a row are not.
 SKIPS_ALLOWED = 6
@@ -123,3 +131,20 @@ class Watch:
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def trace(script: Path, directory: Path) -> dict[str, Any]:
+    """Run ``script`` and return the first harm, as ``Watch.answer`` tells it."""
+    modules = ModuleStack()
+    tracer = Tracer(directory, modules)
+    torch.compiler.set_stance("force_eager")
+    sys.argv, sys.path[0] = [str(script)], str(script.parent)
+    with Watch(tracer, modules) as watch, contextlib.suppress(Found), tracer:
+        runpy.run_path(str(script), run_name="__main__")
+    return watch.answer
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1]).resolve()
+    result = trace(path, path.parent)
+    print("\n" + json.dumps(result))

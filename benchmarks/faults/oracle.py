@@ -31,7 +31,7 @@ def run(truth: Truth) -> Facts:
     Raises:
         RuntimeError: the script itself failed.
     """
-    command = [sys.executable, "-m", "benchmarks.faults.tracer", str(truth.script)]
+    command = [sys.executable, "-m", "benchmarks.faults.harm", str(truth.script)]
     done = subprocess.run(
         command,
         env=environment(),

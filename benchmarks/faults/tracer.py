@@ -1,22 +1,16 @@
-"""The oracle's own tracer: runs a script and says where its first harmful non-finite value is born.
-
-    python -m benchmarks.faults.tracer SCRIPT        prints one JSON object on the last line of stdout
+"""The oracle's own tracer: follows a script's non-finite values from the op that makes them.
 
 It shares nothing with precdoctor. Every aten op is seen, forward and backward. An op that makes a non-finite value from
-finite ones gives *birth*; later tensors inherit births through the storages they are computed from. A birth does harm
-when it reaches a loss given to backward, a gradient given to an optimizer, or a weight; the first one that does is the
-answer. Constants that are non-finite on purpose (the -inf of a mask) are births too, but *deliberate* ones: they do no
-harm until an op makes NaN of them, and then that op is the birth.
+finite ones gives *birth*; later tensors inherit births through the storages they are computed from. Constants that are
+non-finite on purpose (the -inf of a mask) are births too, but *deliberate* ones: they do no harm until an op makes NaN
+of them, and then that op is the birth.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 import math
 import os
-import runpy
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,7 +21,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from benchmarks.faults.harm import Found, Watch
 from benchmarks.faults.modules import ModuleStack
 
 Storage = int
@@ -274,23 +267,3 @@ def _finite_in_fp64(name: str, func: Any, arguments: tuple[Any, Any]) -> bool | 
         return not any(is_bad(x) for x in floats_in((out, args[0] if func._schema.is_mutable else ())))
     except (RuntimeError, NotImplementedError, TypeError):
         return None
-
-
-# -- running a script --------------------------------------------------------------------------------------------------
-
-
-def trace(script: Path, directory: Path) -> dict[str, Any]:
-    """Run ``script`` and return the first harm, as ``Watch.answer`` tells it."""
-    modules = ModuleStack()
-    tracer = Tracer(directory, modules)
-    torch.compiler.set_stance("force_eager")
-    sys.argv, sys.path[0] = [str(script)], str(script.parent)
-    with Watch(tracer, modules) as watch, contextlib.suppress(Found), tracer:
-        runpy.run_path(str(script), run_name="__main__")
-    return watch.answer
-
-
-if __name__ == "__main__":
-    path = Path(sys.argv[1]).resolve()
-    result = trace(path, path.parent)
-    print("\n" + json.dumps(result))
