@@ -269,6 +269,16 @@ def test_a_fault_of_one_rank_of_many_is_found(tmp_path: Path) -> None:
     assert counted == sum(b.num_rows for b in run.batches("tensors", ["step"])), "the totals are of all ranks"
 
 
+def test_rows_from_the_log_are_of_the_same_processes_as_the_rows_that_were_kept(tmp_path: Path) -> None:
+    view = view_of(_several_ranks(tmp_path / "run", MOST_PROCESSES + 5))
+    mine = {p.rank for p in view.processes}
+    assert len(mine) == MOST_PROCESSES
+    for columns in ((), ("block32_hist",)):  # the rows kept have no such column
+        assert {r for b in view.batches(columns, ("output",)) for r in b["rank"].to_pylist()} == mine
+        every = {r for b in view.batches(columns, ("output",), everyone=True) for r in b["rank"].to_pylist()}
+        assert every == set(range(MOST_PROCESSES + 5))
+
+
 @pytest.mark.parametrize("engine", ["local:2", "dask"])
 def test_every_engine_gives_the_same_report(engine: str, tmp_path: Path) -> None:
     if engine == "dask":
