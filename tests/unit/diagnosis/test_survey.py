@@ -9,6 +9,7 @@ import random
 import signal
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -230,6 +231,17 @@ def test_processes_that_stand_out_are_chosen_in_any_order(order: random.Random) 
     assert representatives(glances) == expected
     assert len(expected) == MOST_PROCESSES
     assert {0, *strange} <= {p.rank for p in expected}
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 6, 11])
+def test_no_more_processes_are_chosen_than_there_is_room_for(most: int) -> None:
+    glances = [Glance(Process(r, 0), math.inf, 99.0, 1.0, 65536.0, 2.0) for r in range(20)]
+    for n, changed in enumerate(({"first_bad": 40.0}, {"last": 12.0}, {"grad_norm": 1e6}, {"loss": 9.0})):
+        for rank in (4 * n + 3, 4 * n + 4):
+            glances[rank] = replace(glances[rank], **changed)
+    chosen = [p.rank for p in representatives(glances, most)]
+    assert len(set(chosen)) == most and 3 in chosen
+    assert {0, 3, 7, 11, 15} <= set(chosen) or most < 6
 
 
 @pytest.mark.parametrize(
