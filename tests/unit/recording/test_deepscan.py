@@ -621,6 +621,20 @@ def test_a_new_reason_gets_a_scan_whatever_the_budget_and_the_event_says_why():
     assert found[21] == {"reason": "evidence", "evidence": [told]}
 
 
+@pytest.mark.parametrize("together", [["discarded", "zeros"], ["zeros", "discarded"]])
+def test_evidence_of_one_step_counts_alike_in_every_order(together):
+    reasons = ("zeros", "squares", "headroom", "loss", "amax", "discarded")
+    armed = {10 * i: [what] for i, what in enumerate(reasons, 1)}
+    armed |= {200: together, 300: ["squares"], 310: ["headroom"], 320: ["loss"], 330: ["amax"]}
+    schedule, found = Schedule(RecordOptions(deep_scan=1)), []
+    for step in range(340):
+        if schedule.wants(step, spent_ns=0, elapsed_ns=1):
+            found.append(step)
+        for what in armed.get(step, ()):
+            schedule.arm(Evidence(what, step))
+    assert found == [0, 11, 21, 31, 41, 51, 61, 201, 301, 311, 321], "reasons known already get four more scans"
+
+
 def test_what_one_scan_alone_has_found_is_confirmed_whatever_the_budget_twice_at_most():
     schedule, found = Schedule(RecordOptions(budget=1e-6)), {}
     places = {0: {"a"}, 7: {"a", "b"}, 14: set(), 21: {"c"}}
