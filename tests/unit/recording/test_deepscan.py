@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import signal
+import sysconfig
 
 import pytest
 import torch
@@ -65,6 +66,21 @@ def test_a_few_rows_among_many_are_told_by_what_they_scale():
     found = scan(rms, x)["overflow"]
     assert (found["wrong"], found["of"], found["seen"]) == (32, 256, 0.0)
     assert (found["hidden_by"]["op"], found["shown_by"]["op"]) == ("aten.rsqrt.default", "aten.mul.Tensor")
+
+
+def test_a_line_of_a_library_is_told_with_the_line_that_led_there_and_one_of_pythons_own_not_at_all():
+    def rms_of(file):
+        inside = {"torch": torch}
+        exec(
+            compile("def rms(x):\n    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)", file, "exec"),
+            inside,
+        )
+        return scan(lambda x: inside["rms"](x), rows(600.0))["overflow"]
+
+    library, pythons = rms_of("/opt/site-packages/norms.py"), rms_of(f"{sysconfig.get_path('stdlib')}/statistics.py")
+    assert (library["file"], library["line"]) == ("/opt/site-packages/norms.py", 2)
+    assert library["caller"] == {"file": pythons["file"], "line": pythons["line"]}
+    assert pythons["file"].endswith("test_deepscan.py") and "caller" not in pythons
 
 
 def test_a_result_that_still_shows_it_hides_nothing():
