@@ -17,6 +17,9 @@ from precdoctor.numerics.cells import Estimate
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, Histograms
 
+#: Limits of FP64 that float64 rounds to 0 and to infinity, as exponents with a significand of 0.5.
+_FP64_LIMITS = {0.0: -1074, math.inf: 1025}
+
 
 @dataclass(frozen=True, eq=False)
 class HistogramTable:
@@ -103,7 +106,7 @@ def cast_counts(table: HistogramTable, fmt: Format, scale: Floats) -> CastCounts
 
     Args:
         table: one histogram per row.
-        fmt: a floating-point format narrower than FP64.
+        fmt: a floating-point format.
         scale: finite and positive, shape ``(rows,)``.
     """
     total = table.running[:, -1]
@@ -127,7 +130,7 @@ def _position(limit: float, scale: Floats) -> tuple[Ints, Bools, Floats]:
 
     Computed from significands and exponents, because a division would round.
     """
-    m1, e1 = math.frexp(limit)
+    m1, e1 = (0.5, _FP64_LIMITS[limit]) if limit in _FP64_LIMITS else math.frexp(limit)
     m2, e2 = np.frexp(np.asarray(scale))
     bins = np.where(m1 > m2, e1 - e2, e1 - e2 - 1).astype(np.int64)
     ratio = np.where(m1 > m2, m1 / m2, 2.0 * m1 / m2)  # limit / scale over 2**bins, in (1, 2]

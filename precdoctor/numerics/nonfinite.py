@@ -21,10 +21,11 @@ _MOVING = _names(
     "detach alias split split_with_sizes chunk unbind narrow as_strided clone contiguous cat stack index gather unfold "
     "diagonal repeat flatten take index_select masked_select flip roll lift_fresh movedim swapaxes tril triu"
 )
-#: Ops whose result has a NaN only if an operand has one: they turn infinities into infinities or numbers.
+#: Ops whose result has a NaN only if an operand has one: they turn infinities into infinities or numbers. This excludes
+#: ``leaky_relu``: with a slope of 0 it multiplies -Inf by 0.
 _NAN_OF_NAN = _MOVING | _names(
     "exp exp2 expm1 special_exp2 special_expm1 sinh cosh sigmoid special_expit tanh atan arctan asinh erf special_erf "
-    "erfc special_erfc relu relu6 leaky_relu hardtanh hardsigmoid clamp clamp_min clamp_max clip abs neg sign floor "
+    "erfc special_erfc relu relu6 hardtanh hardsigmoid clamp clamp_min clamp_max clip abs neg sign floor "
     "ceil round trunc square softplus elu celu selu log_sigmoid log_sigmoid_forward maximum minimum fmax fmin max min "
     "amax amin aminmax cummax cummin median sort topk where"
 )

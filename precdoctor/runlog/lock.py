@@ -104,3 +104,17 @@ def is_locked(directory: Path) -> bool:
     finally:
         os.close(handle)
     return False
+
+
+def is_alive(process: int) -> bool:
+    """Return whether a process of this number runs on this host; a zombie does not run."""
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # it belongs to another user
+    with contextlib.suppress(OSError):  # there is no /proc on macOS
+        state = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return state[:1] not in (["Z"], ["X"])
+    return True

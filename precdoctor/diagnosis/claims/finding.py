@@ -73,6 +73,19 @@ def at_line(source: Source | None) -> str:
     return f" at {source.file}:{source.line}" if source is not None else ""
 
 
+def change_line(source: Source | None, caller: Source | None, *, in_library: bool) -> str:
+    """Return the place for a change: `` at train.py:12``, or `` around the call at train.py:9`` of a library's line."""
+    if source is None or not in_library:
+        return at_line(source)
+    return f" around the call{at_line(caller)}" if caller else f" around the call that leads to{at_line(source)[3:]}"
+
+
+def library_words(source: Source, caller: Source | None) -> str:
+    """Return a sentence: the line is in a library, and the last line of the user's code that led there, if known."""
+    behind = f"; the last line of yours that led there is {caller.file}:{caller.line}" if caller is not None else ""
+    return f" {source.file} is part of a library{behind}."
+
+
 @dataclass(frozen=True)
 class Location:
     """The place of a finding. ``module`` is the FQN below ``root``; None if the finding is not about one module."""

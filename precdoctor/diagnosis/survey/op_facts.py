@@ -334,7 +334,7 @@ def _op(event: Mapping[str, Any]) -> Op | None:
         parameter=text(data.get("parameter")),
         state=text(data.get("state")),
         in_library=is_of_library(text(event.get("file"))),
-        caller=source_of(data["caller"]) if isinstance(data.get("caller"), Mapping) else None,
+        caller=caller_of(data),
         settings=data["settings"] if isinstance(data.get("settings"), Mapping) else {},
     )
 
@@ -364,6 +364,12 @@ def source_of(event: Mapping[str, Any]) -> Source | None:
     line = integer(event.get("line"))
     file = text(event.get("file"))
     return Source.read(file, line, text(event.get("code"))) if file and line is not None else None
+
+
+def caller_of(data: Mapping[str, Any]) -> Source | None:
+    """Return the user's last line before the library that ran an op; None if the op's data has none."""
+    caller = data.get("caller")
+    return source_of(caller) if isinstance(caller, Mapping) else None
 
 
 def real(value: Any) -> float | None:

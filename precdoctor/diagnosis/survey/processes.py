@@ -94,10 +94,12 @@ def most_processes(processes: int, rows: int) -> int:
 
 
 def representatives(glances: Sequence[Glance], most: int = MOST_PROCESSES) -> tuple[Process, ...]:
-    """Select the processes to read in full; the order of ``glances`` does not matter.
+    """Select at most ``most`` processes to read in full; the order of ``glances`` does not matter.
 
     The first one, then those that went non-finite first, ended first, have the largest gradient, the smallest loss
-    scale or a loss furthest from the median, then others spread evenly over the ranks.
+    scale or a loss furthest from the median, then others spread evenly over the ranks. If ``most`` is too small for
+    these, each reason in this order contributes one process before any contributes two; a single one is the first to go
+    non-finite, if any did.
     """
     ordered = sorted(glances, key=lambda g: g.process)
     if len(ordered) <= most:
@@ -111,11 +113,13 @@ def representatives(glances: Sequence[Glance], most: int = MOST_PROCESSES) -> tu
         lambda g: g.loss_scale,
         lambda g: -abs(g.loss - middle),
     )
-    chosen = {ordered[0].process}
+    outliers: list[list[Process]] = []
     for reason in reasons:
         ranked = sorted((g for g in ordered if not math.isnan(reason(g))), key=lambda g: (reason(g), g.process))
-        if ranked and reason(ranked[0]) < reason(ranked[-1]):
-            chosen.update(g.process for g in ranked[:_EACH])
+        apart = bool(ranked) and reason(ranked[0]) < reason(ranked[-1])
+        outliers.append([g.process for g in ranked[:_EACH]] if apart else [])
+    wanted = [ordered[0].process, *(own[i] for i in range(_EACH) for own in outliers if i < len(own))]
+    chosen = set(list(dict.fromkeys(wanted))[:most]) if most > 1 else {*outliers[0][:1]}
     others = [g.process for g in ordered if g.process not in chosen]
     room = most - len(chosen)
     chosen.update(others[i * len(others) // room] for i in range(room))

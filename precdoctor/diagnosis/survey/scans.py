@@ -8,10 +8,11 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from precdoctor.diagnosis.claims import finding as claims
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Source, at_line
 from precdoctor.diagnosis.claims.rule import Checked, Rule
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.survey.op_facts import real, source_of
+from precdoctor.diagnosis.survey.op_facts import caller_of, real, source_of
 from precdoctor.diagnosis.survey.processes import Process
 from precdoctor.diagnosis.survey.rows import dotted, integer, text
 from precdoctor.diagnosis.survey.view import RunView
@@ -83,6 +84,7 @@ class Fact:
     op: str
     source: Source | None
     data: Mapping[str, Any] = field(default_factory=dict)
+    in_library: bool = False  # whether ``source`` is in an installed package
 
     @property
     def short(self) -> str:
@@ -110,6 +112,11 @@ class Fact:
     def line(self) -> str:
         """`` at train.py:42``; empty if the line is unknown."""
         return at_line(self.source)
+
+    @property
+    def own_line(self) -> str:
+        """The place for a change: :attr:`line`, or `` around the call at train.py:17`` if that is in a library."""
+        return claims.change_line(self.source, caller_of(self.data), in_library=self.in_library)
 
     @property
     def owner(self) -> tuple[str, str]:
@@ -197,7 +204,8 @@ def _facts(view: RunView) -> list[Fact]:
         if step is None or (process, step) in nonfinite or kind in ("step", "coverage"):
             continue
         root, module, op = (text(event.get(name)) for name in ("root", "module", "op"))
-        found.append(Fact(kind, step, process, root, module, op, source_of(event), event["data"]))
+        library = claims.is_of_library(text(event.get("file")))
+        found.append(Fact(kind, step, process, root, module, op, source_of(event), event["data"], library))
     return found
 
 
@@ -379,7 +387,8 @@ def place_finding(
 
 
 def elsewhere_words(group: Group) -> str:
-    """Return the number of modules (if several) and of scanned steps, as sentences."""
-    modules, steps = len({f.module for f in group.facts}), len(group.steps)
+    """Return the number of modules (if several) and of scanned steps, and whose code the line is, as sentences."""
+    fact, modules, steps = group.worst, len({f.module for f in group.facts}), len(group.steps)
     also = f" The same line does so in {modules} modules." if modules > 1 else ""
-    return f"{also} Seen on {plural(steps, 'scanned step')}, first at step {group.steps[0]}."
+    library = claims.library_words(fact.source, caller_of(fact.data)) if fact.in_library and fact.source else ""
+    return f"{also} Seen on {plural(steps, 'scanned step')}, first at step {group.steps[0]}.{library}"

@@ -99,8 +99,7 @@ class RunView(RunFacts):
         Args:
             steps: only these; None means the kept steps, or all steps if the rows come from the log.
             where: further filter terms ``(column, operator, value)``; all must hold.
-            everyone: return the rows of all processes. The log gives them in any case, the kept rows are of
-                :attr:`processes` only.
+            everyone: return the rows of all processes, not of :attr:`processes` only.
         """
         wanted = list(dict.fromkeys(["step", "rank", "attempt", *columns]))
         terms: list[tuple[str, str, Any]] = [("kind", "in", list(kinds)), *where]
@@ -113,7 +112,13 @@ class RunView(RunFacts):
         if all_seen and survey.covers(steps) and set(wanted) <= set(ROWS.names):
             found = query("tensors", wanted, [terms]).select(survey.rows)
             return iter([found] if found.num_rows else [])
-        return self._run.batches("tensors", columns=wanted, filters=[terms])
+        if everyone or len(self.processes) == len(self.everyone):
+            return self._run.batches("tensors", columns=wanted, filters=[terms])
+        ranks: dict[int, list[int]] = {}
+        for process in self.processes:
+            ranks.setdefault(process.attempt, []).append(process.rank)
+        mine = [[*terms, ("attempt", "==", attempt), ("rank", "in", of)] for attempt, of in ranks.items()]
+        return self._run.batches("tensors", columns=wanted, filters=mine) if mine else iter([])
 
     @cached_property
     def survey(self) -> Survey:

@@ -201,6 +201,8 @@ class MasterWeights:
     and adds its update there; afterwards the 16-bit weight is the rounded master. Elements that the script has changed
     between steps are copied to the master.
 
+    A step that raises leaves 16-bit weights behind as well: those that it had updated so far.
+
     Not done with a closure (it would run the model on FP32 weights), nor under ``torch.distributed``, whose wrappers
     keep references to parameters. Masters are not part of a checkpoint.
     """
@@ -210,10 +212,33 @@ class MasterWeights:
         self._ledger = ledger
         self._masters: static.ByIdentity[Tensor, Tensor] = static.ByIdentity()
         self._away: list[tuple[Tensor, Tensor, Tensor]] = []
+        #: The optimizer whose weights are away.
+        self._owner: torch.optim.Optimizer | None = None
 
     def install_before(self) -> None:
         """Register the pre-step hook; call this before the recorder's, which must see FP32 weights."""
         register_optimizer_step_pre_hook(self._take_over)
+        kind: Any = torch.optim.Optimizer
+        kind.profile_hook_step = staticmethod(self._giving_back(kind.profile_hook_step))
+
+    def _giving_back(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return torch's decorator of ``step`` that also ends a step that raises: torch calls no hook then."""
+
+        @functools.wraps(original)
+        def decorator(step: Callable[..., Any]) -> Callable[..., Any]:
+            hooked = original(step)
+
+            @functools.wraps(hooked)
+            def then_give_back(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+                try:
+                    return hooked(optimizer, *args, **kwargs)
+                except BaseException:
+                    self._give_back(optimizer, args, kwargs)
+                    raise
+
+            return then_give_back
+
+        return decorator
 
     def install_after(self) -> None:
         """Register the post-step hook; call this after the recorder's, which must see FP32 weights."""
@@ -237,9 +262,11 @@ class MasterWeights:
             for parameter in half:
                 data, gradient = parameter.data, parameter.grad
                 assert gradient is not None
-                parameter.data = self._master(parameter)
-                parameter.grad = gradient.float()
+                master, widened = self._master(parameter), gradient.float()
+                self._owner = optimizer
                 self._away.append((parameter, data, gradient))
+                parameter.data = master
+                parameter.grad = widened
         self._ledger.done(self._change, type(optimizer).__name__, was)
 
     def _master(self, parameter: Tensor) -> Tensor:
@@ -250,9 +277,11 @@ class MasterWeights:
         unmoved = master.to(parameter.dtype) == parameter.detach()
         return master.copy_(torch.where(unmoved, master, parameter.detach().float()))
 
-    def _give_back(self, _optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    def _give_back(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         """Give the parameters their 16-bit weights back, rounded from the masters, and their gradients."""
-        away, self._away = self._away, []
+        if optimizer is not self._owner:
+            return  # the step of an optimizer inside that of another one
+        away, self._away, self._owner = self._away, [], None
         with torch.no_grad():
             for parameter, data, gradient in away:
                 data.copy_(parameter.data)

@@ -116,7 +116,7 @@ class Audit:
             if was is None or len(self._stalls) >= _MAX_STALLED:
                 continue
             event = {"root": where.root, "module": where.module, "op": op, **line_columns(where.line)}
-            event["data"] = {"phase": phase, "micro_step": micro_step}
+            event["data"] = {"phase": phase, "micro_step": micro_step, **where.calling}
             key, plain, by = storage_key(target) or 0, _plain(name), given[0] if given else None
             comes_from = plain != "copy" or (self._comes_from(given[0], target) and not self._is_random(given[0]))
             exact = self._run(plain + "_", was.double(), target, given, named) if comes_from else None

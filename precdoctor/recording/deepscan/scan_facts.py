@@ -53,6 +53,7 @@ class Findings:
         else:
             data["results"] = [describe(x) for x in call.results[:1]]
         where = call.where
+        data |= where.calling
         return {"root": where.root, "module": where.module, "op": call.op, **line_columns(where.line), "data": data}
 
     def events(self) -> list[Event]:

@@ -33,7 +33,7 @@ from precdoctor.recording.ops.dispatched_ops import (
     tensors_in,
     written_by,
 )
-from precdoctor.recording.ops.source_lines import innermost_user_line
+from precdoctor.recording.ops.source_lines import op_lines
 from precdoctor.recording.ops.tensor_facts import dtype_name
 
 #: Maximum number of ops examined per scan (rollouts and long recurrences make millions), and of ops of the script and
@@ -164,7 +164,7 @@ class ScanMode(WindowMode):
         def look() -> None:
             results = [x for x in tensors_in(result) if x.is_floating_point() and not _is_elsewhere(x)]
             if results:
-                name, where = op_name(func), Where("", "", innermost_user_line(past_own=True))
+                name, where = op_name(func), Where("", "", *op_lines())
                 self._effects.after(
                     Call(func, args, kwargs, name, phase, where, self.micro_step, {}, results, self._limit, results)
                 )
@@ -212,7 +212,7 @@ class ScanMode(WindowMode):
             if within and args and isinstance(args[0], Tensor):
                 self._differences.written(args[0])
             return
-        where = Where("", "", innermost_user_line(past_own=True))
+        where = Where("", "", *op_lines())
         call = Call(func, args, kwargs, name, phase, where, self.micro_step, swapped, results, self._limit, whole)
         if stays:
             self._audit.updated(name, str(func), phase, args, kwargs, self._samples_before, where, self.micro_step)

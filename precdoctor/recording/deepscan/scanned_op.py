@@ -22,11 +22,17 @@ FLOATS = HALF | {torch.float32}
 
 @dataclass(frozen=True)
 class Where:
-    """The place of an op: top-level module, module below it, and the user's line."""
+    """The place of an op: top-level module, module below it, its line, and the user's line behind one of a library."""
 
     root: str
     module: str
     line: Line | None
+    caller: Line | None = None
+
+    @property
+    def calling(self) -> dict[str, Any]:
+        """``caller`` as data of a fact; empty if the line is the user's own."""
+        return {} if self.caller is None else {"caller": {"file": self.caller.shown, "line": self.caller.number}}
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ class Schedule:
         again = [e for e in waiting if e.what in self._claims and self._may_repeat(e, step)]
         if not new and (not affords or self._repeated >= _MAX_REPEATED):
             again = [e for e in again if e.what == "discarded"]
-        if not new and again and again[0].what != "discarded":
+        if not new and any(e.what != "discarded" for e in again):
             self._repeated += 1
         for evidence in (*new, *again):
             self._claims[evidence.what] = (self._claims.get(evidence.what, (0, 0))[0] + 1, step)

@@ -13,7 +13,7 @@ from precdoctor.recording import kernels
 from precdoctor.recording.deepscan.scanned_op import Where
 from precdoctor.recording.model.optimizer_contents import steps_in_progress
 from precdoctor.recording.ops.dispatched_ops import Retiring
-from precdoctor.recording.ops.source_lines import innermost_user_line
+from precdoctor.recording.ops.source_lines import op_lines
 from precdoctor.recording.process import attach
 from precdoctor.recording.slots.deferred import is_capturing
 
@@ -115,11 +115,13 @@ class WindowMode(Retiring):
             sequence: the number that the next autograd node was to get before the op ran.
         """
         root, module = self.modules[-1] if self.modules else ("", "")
-        line = innermost_user_line(past_own=True)
+        line, caller = op_lines()
         if phase != "backward":
-            where = Where(root, module, line)
+            where = Where(root, module, line, caller)
             self._places.setdefault(sequence - 1, where)
             return where
         node: Any = torch._C._current_autograd_node()
         made = self._places.get(node._sequence_nr()) if node is not None else None
-        return Where("", "", line) if made is None else Where(made.root, made.module, line or made.line)
+        if made is not None and line is None:
+            return made
+        return Where("", "", line, caller) if made is None else Where(made.root, made.module, line, caller)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+import sysconfig
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ from precdoctor.recording.process.attach import is_installed, is_main_code, show
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120 - compared with file names of frames, once per op
 _OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120 - the same
+#: The folder of Python's own modules, which also holds installed packages.
+_PYTHON = sysconfig.get_path("stdlib") + os.sep
 #: Beginnings of the file names of code that is not the user's: ours, torch's, made at run time.
 _FOREIGN = (_OWN, _TORCH, "<")
 
@@ -64,7 +67,8 @@ def _kind_of(file: str) -> int:
         _kinds.clear()
     ours = file.startswith(_OWN) and not file.startswith(_WRAPPERS)
     unnamed = _UNNAMED if file.startswith("<") else _USERS
-    found = _kinds[file] = _OURS if ours else _SKIPPED if file.startswith((_OWN, _TORCH)) else unnamed
+    foreign = file.startswith((_OWN, _TORCH)) or (file.startswith(_PYTHON) and not is_installed(file))
+    found = _kinds[file] = _OURS if ours else _SKIPPED if foreign else unnamed
     return found
 
 
@@ -96,6 +100,13 @@ def innermost_user_line(*, past_own: bool = False, past_libraries: bool = False)
                 return tuple.__new__(Line, (file, frame.f_lineno or code.co_firstlineno))
         frame = frame.f_back
     return None
+
+
+def op_lines() -> tuple[Line | None, Line | None]:
+    """Return the innermost line behind the running op, and the user's line behind it if it is in a library."""
+    line = innermost_user_line(past_own=True)
+    caller = innermost_user_line(past_own=True, past_libraries=True) if line is not None and line.in_library else None
+    return line, caller
 
 
 def calls_in_progress(module: nn.Module, among: int | None = None) -> int:

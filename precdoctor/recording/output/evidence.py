@@ -202,10 +202,13 @@ class Watcher:
         return found
 
     def _of_clipping(self, step: int, norm: float, row: dict[str, Any]) -> list[Evidence]:
-        """Find the first norm beyond FP16's maximum: clipping computes the norm of FP16 gradients in FP16."""
+        """Find the first norm beyond FP16's maximum: clipping computes the norm of FP16 gradients in FP16.
+
+        ``norm`` is without the loss scale, which gradients still carry if they are clipped before they are unscaled.
+        """
         if not self._half or row.get("clip_norm") is None:
             return []
-        norm *= (_finite(row.get("loss_scale")) or 1.0) if row.get("sampled") else 1.0
+        norm *= (_finite(row.get("loss_scale")) or 1.0) if row.get("clipped_before_unscale") else 1.0
         before, self._clipped = self._clipped, max(self._clipped, norm)
         crosses = before <= _MAXIMA["float16"] < norm
         return [Evidence("clipped-norm", step, before, norm)] if crosses else []

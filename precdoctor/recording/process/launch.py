@@ -124,19 +124,35 @@ def launch(
         raise UsageError("precdoctor record runs on Linux and macOS; on Windows use WSL")
     now = dt.datetime.now(dt.timezone.utc)
     directory = (run or default_run_directory(command, now)).absolute()
-    extra_facts = {} if applied is None else {"applied": applied}
+    extra_facts = {"pid": os.getpid(), **({} if applied is None else {"applied": applied})}
     create_run(directory, {**run_facts(command, options, now), **extra_facts}, force=force, shared=shared)
     environment = {**os.environ, RUN_VARIABLE: str(directory), OPTIONS_VARIABLE: options.to_json()}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_BOOT_PATH), os.environ.get("PYTHONPATH"))))
     supervisor = Supervisor(online, directory) if online is not None else None
+    with _held(directory):
+        try:
+            status = _run_child(command, environment, supervisor.start if supervisor is not None else None, aside=aside)
+        except OSError as error:
+            _remove_unused(directory)
+            raise UsageError(f"cannot start {command[0]!r}: {error.strerror or error}") from error
+        if supervisor is not None:
+            supervisor.finish()
+        return _close(directory, status, quiet=quiet)
+
+
+@contextlib.contextmanager
+def _held(directory: Path) -> Iterator[None]:
+    """Hold the lock of the run directory: ``watch`` reports that this process is gone once the lock is free."""
+    from precdoctor.runlog.lock import DirectoryLock  # not on Windows
+
+    lock = None
+    with contextlib.suppress(OSError):
+        lock = DirectoryLock(directory)
     try:
-        status = _run_child(command, environment, supervisor.start if supervisor is not None else None, aside=aside)
-    except OSError as error:
-        _remove_unused(directory)
-        raise UsageError(f"cannot start {command[0]!r}: {error.strerror or error}") from error
-    if supervisor is not None:
-        supervisor.finish()
-    return _close(directory, status, quiet=quiet)
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
 
 
 def _remove_unused(directory: Path) -> None:

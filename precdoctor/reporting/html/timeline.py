@@ -9,10 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 from markupsafe import Markup
 
 from precdoctor.diagnosis.claims.finding import Finding
 from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.survey.run_facts import table_columns
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.arrays import Floats
 from precdoctor.reporting.html import svg
@@ -61,7 +64,7 @@ class Timeline:
 class Series:
     """The values of one column by step, the worst over ranks and optimizers; steps without a value are left out.
 
-    An infinite value, or a non-finite loss, is Inf. NaN in another column counts as no value.
+    A value that is NaN or infinite is Inf.
     """
 
     steps: npt.NDArray[np.int64]
@@ -70,13 +73,16 @@ class Series:
 
 def series(view: RunView, column: str) -> Series:
     """A column of the table ``steps`` as a series."""
-    frame = view.steps[["step", column, "loss_is_bad"]]
-    values = frame[column].astype("float64")
-    bad = frame["loss_is_bad"].astype(bool) if column == "loss" else np.isinf(values)
-    present = values.notna() | bad
-    # A non-finite loss becomes Inf, which wins every maximum; the drawing marks NaN and Inf alike.
-    worst = values.where(~bad, math.inf)[present].groupby(frame["step"][present]).max()
-    return Series(worst.index.to_numpy(dtype=np.int64), worst.to_numpy(dtype=np.float64))
+    columns = ["step", column]
+    batches = [batch.select(columns) for own in view.step_batches.values() for batch in own]
+    table = pa.Table.from_batches(batches, schema=table_columns("steps", columns))
+    table = table.filter(pc.is_valid(table[column]))  # in Arrow, because pandas takes a missing value for NaN
+    values = table[column].to_numpy().astype(np.float64)
+    steps, where = np.unique(table["step"].to_numpy(), return_inverse=True)
+    worst = np.full(len(steps), -math.inf)
+    # A non-finite value becomes Inf, which wins every maximum; the drawing marks NaN and Inf alike.
+    np.maximum.at(worst, where, np.where(np.isfinite(values), values, math.inf))
+    return Series(steps, worst)
 
 
 def reduce(steps: npt.NDArray[np.int64], values: Floats, buckets: int = BUCKETS) -> list[int]:

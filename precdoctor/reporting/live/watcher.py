@@ -17,7 +17,7 @@ from precdoctor.reporting.text import clean, spans
 from precdoctor.runlog import Run, open_run
 from precdoctor.runlog.attachment import why_nothing_attached
 from precdoctor.runlog.follow import Follower
-from precdoctor.runlog.lock import is_locked
+from precdoctor.runlog.lock import is_alive, is_locked
 from precdoctor.runlog.reader import RankLog
 
 #: A run is silent after this long without a new row: in seconds, and in durations of a typical step.
@@ -73,6 +73,7 @@ class Watcher:
         self._last_growth = clock()
         self._old_skipped = False
         self._unlocked: frozenset[str] = frozenset()
+        self._launcher_gone = False
         self._damage: str | None = None
 
     def poll(self) -> None:
@@ -125,10 +126,7 @@ class Watcher:
         self.ranks = len({r.rank for r in ranks})
         self.device = next((str(d) for d in map(_device, map(self._facts, ranks)) if d), self.device)
         if not ranks:
-            if "exit_status" in run.info:
-                return Phase.ENDED, f"nothing was recorded: {why_nothing_attached(run.attach_lines())}"
-            offered = len({line.get("pid") for line in run.attach_lines()})
-            return Phase.STARTING, f"{plural(offered, 'process')} so far, none has called a model yet"
+            return self._phase_without_ranks(run)
         attempts = {r.rank: r for r in ranks}  # the last attempt of each rank
         ongoing = [r for r in attempts.values() if r.end is None]
         unlocked = frozenset(r.directory.name for r in ongoing if not is_locked(r.directory))
@@ -147,6 +145,26 @@ class Watcher:
         if quiet > max(_SILENT_SECONDS, _SILENT_STEPS * (self.picture.step_seconds or 0.0)):
             return Phase.SILENT, f"no new row for {quiet:.0f} s: a long step, an evaluation, or the end"
         return (Phase.STARTING if self.picture.last_step is None else Phase.RUNNING), ""
+
+    def _phase_without_ranks(self, run: Run) -> tuple[Phase, str]:
+        notes = run.attach_lines()
+        if "exit_status" in run.info:
+            return Phase.ENDED, f"nothing was recorded: {why_nothing_attached(notes)}"
+        offered = {note.get("pid") for note in notes}
+        words = f"{plural(len(offered), 'process')} so far, none has called a model yet"
+        was_gone, self._launcher_gone = self._launcher_gone, self._is_launcher_gone(run)
+        if not (was_gone and self._launcher_gone):  # as for ranks: it may have ended since run.json was read
+            return Phase.STARTING, words
+        if any(type(pid) is int and is_alive(pid) for pid in offered):
+            return Phase.STARTING, f"`precdoctor record` was killed; {words}"
+        return Phase.DIED, "`precdoctor record` was killed before anything was recorded"
+
+    def _is_launcher_gone(self, run: Run) -> bool:
+        """Return whether the run's `precdoctor record` has ended; False if the run has none, or on another host."""
+        launcher = run.info.get("pid")
+        if type(launcher) is not int or not self._is_local():
+            return False
+        return not is_alive(launcher) and not is_locked(run.path.resolve())
 
     def _facts(self, rank: RankLog) -> dict[str, Any]:
         """Content of rank.json; empty, with ``problem`` set, if it cannot be read."""

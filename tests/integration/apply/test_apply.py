@@ -247,6 +247,47 @@ def test_master_weights_train_as_if_written_by_hand(tmp_path):
     assert set(updates["dtype"]) == {"float32"} and updates["unchanged"].sum() == 0
 
 
+RAISES = """
+import torch
+from torch import nn
+
+class Sgd(torch.optim.SGD):
+    def step(self, closure=None):
+        if fails == "at once":
+            raise ValueError("at once")
+        super().step(closure)
+        if fails == "late":
+            raise ValueError("late")
+
+fails = ""
+net = nn.Linear(4, 4, bias=False).bfloat16()
+weight, data = net.weight, net.weight.data
+optimizer = Sgd(net.parameters(), lr=0.1)
+for step in range(6):
+    fails = {1: "at once", 3: "late"}.get(step, "")
+    net.zero_grad()
+    net(torch.ones(2, 4).bfloat16()).float().square().mean().backward()
+    before = weight.detach().clone()
+    try:
+        optimizer.step()
+    except ValueError as error:
+        assert str(error) == fails
+    assert torch.equal(weight, before) == (fails == "at once")
+    assert weight.data_ptr() == data.data_ptr() and weight.grad.dtype is weight.dtype is torch.bfloat16
+    print(step, weight.float().sum().item().hex())
+"""
+
+
+def test_a_step_that_raises_gives_the_16_bit_weights_back(tmp_path):
+    path = script(tmp_path, "train.py", RAISES)
+    fix = "schema_version = 1\n[[prescription]]\napply = true\n[[prescription.change]]\n"
+    (tmp_path / "fix.toml").write_text(f'{fix}setting = "optimizer.master_weights"\nto = "float32"\n')
+    done = record(tmp_path, "--strict", "--apply", "fix.toml", "--", *warm(path), run=tmp_path / "run")
+    assert done.status == 0, done.err
+    updates = precdoctor.open_run(done.run).tensors(filters=[("kind", "==", "update")])
+    assert set(updates["step"]) >= {0, 2, 4, 5} and set(updates["dtype"]) == {"float32"}
+
+
 MIXED = """
 import torch
 from torch import nn

@@ -205,6 +205,23 @@ def test_a_pipe_gets_a_line_per_interval_and_the_findings(growing):
     assert watching.returncode == 0 and said == "" and ENTER not in rest
 
 
+def test_a_watch_beside_a_record_that_is_killed_at_once_ends(tmp_path):
+    command = [sys.executable, "-m", "precdoctor", "record", "-o", "run", "--", "sleep", "600"]
+    options = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}, "start_new_session": True}
+    recording = subprocess.Popen(command, **options)
+    try:
+        while not (tmp_path / "run/run.json").exists():
+            assert recording.poll() is None
+            time.sleep(0.01)
+    finally:
+        os.killpg(recording.pid, signal.SIGKILL)
+        recording.wait()
+    watch = [sys.executable, "-m", "precdoctor", "watch", "run", "--interval", "0.1"]
+    done = subprocess.run(watch, **options, capture_output=True, text=True, timeout=GIVE_UP)
+    assert done.stdout.endswith("died: `precdoctor record` was killed before anything was recorded\n")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_finished_healthy_run_into_a_pipe_ends_at_once(tmp_path):
     path = write_run(tmp_path / "run", steps=[{"step": s, "loss": 1.0} for s in range(3)])
     command = [sys.executable, "-m", "precdoctor", "watch", str(path)]

@@ -148,3 +148,37 @@ def test_a_scale_is_no_larger_than_the_format_needs(to, amax, bulk, expected, tm
     sizes = {"lost": 0.9, "amax": amax, "amin_nonzero": bulk, "bulk": bulk}
     run = scanned(fact("cast", "_to_copy.default", **{"from": "float32", "to": to}, **counts, **sizes, **ENDS))
     assert scale(run, tmp_path / "run") == expected
+
+
+PACKAGE = "/venv/lib/python3.11/site-packages/norms/functional.py"
+
+
+@pytest.mark.parametrize(
+    ("caller", "called", "led"),
+    [
+        ({"file": "train.py", "line": 17}, "at train.py:17", "; the last line of yours that led there is train.py:17."),
+        (None, "that leads to norms/functional.py:42", "."),
+        ("train.py:17", "that leads to norms/functional.py:42", "."),
+    ],
+)
+def test_a_library_is_not_to_be_edited(caller, called, led, tmp_path):
+    found = fact("reduction", "sum.dim_IntList", error=0.5, error_of_magnitudes=0.5, terms=4096, effect=0.5)
+    found["file"] = PACKAGE
+    found["data"] |= {"dtype": "float16", **({} if caller is None else {"caller": caller})}
+    (finding,) = diagnose(scanned(found).write(tmp_path / "run"), select=["PD701"]).findings
+    assert finding.title.endswith(" at norms/functional.py:42")
+    assert finding.message.endswith(f" norms/functional.py is part of a library{led}")
+    (prescription,) = finding.prescriptions
+    assert f" around the call {called}: error" in prescription.title
+
+
+def test_angles_of_a_library_are_not_to_be_changed_there(tmp_path):
+    place = {"file": PACKAGE, "line": 9}
+    run = scanned()
+    for step in (0, 1):
+        entries = (op("mul.Tensor", "bfloat16", "bfloat16", numel=512, amax=1000.0, **place),
+                   op("cos.default", "bfloat16", "bfloat16", numel=512, amax=1.0, **place))  # fmt: skip
+        run.events.append(coverage(step, "blocks.0.attn", *entries))
+    (finding,) = diagnose(run.write(tmp_path / "run"), select=["PD703"]).findings
+    assert finding.location.source.file == "norms/functional.py"
+    assert " around the call that leads to norms/functional.py:9: off by" in finding.prescriptions[0].title

@@ -9,6 +9,7 @@ import random
 import signal
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -232,6 +233,17 @@ def test_processes_that_stand_out_are_chosen_in_any_order(order: random.Random) 
     assert {0, *strange} <= {p.rank for p in expected}
 
 
+@pytest.mark.parametrize("most", [1, 2, 3, 6, 11])
+def test_no_more_processes_are_chosen_than_there_is_room_for(most: int) -> None:
+    glances = [Glance(Process(r, 0), math.inf, 99.0, 1.0, 65536.0, 2.0) for r in range(20)]
+    for n, changed in enumerate(({"first_bad": 40.0}, {"last": 12.0}, {"grad_norm": 1e6}, {"loss": 9.0})):
+        for rank in (4 * n + 3, 4 * n + 4):
+            glances[rank] = replace(glances[rank], **changed)
+    chosen = [p.rank for p in representatives(glances, most)]
+    assert len(set(chosen)) == most and 3 in chosen
+    assert {0, 3, 7, 11, 15} <= set(chosen) or most < 6
+
+
 @pytest.mark.parametrize(
     ("processes", "rows", "most"),
     [(8, 800, 8), (64, 64_000, 16), (8, 8 * 100_000, 2), (4, 4 * 1_000_000, 1), (1, 0, 1)],
@@ -267,6 +279,16 @@ def test_a_fault_of_one_rank_of_many_is_found(tmp_path: Path) -> None:
     assert (found.run["ranks"], found.findings[0].location.rank) == (MOST_PROCESSES + 5, 19)
     counted = sum(view.survey.totals["rows"].to_pylist())
     assert counted == sum(b.num_rows for b in run.batches("tensors", ["step"])), "the totals are of all ranks"
+
+
+def test_rows_from_the_log_are_of_the_same_processes_as_the_rows_that_were_kept(tmp_path: Path) -> None:
+    view = view_of(_several_ranks(tmp_path / "run", MOST_PROCESSES + 5))
+    mine = {p.rank for p in view.processes}
+    assert len(mine) == MOST_PROCESSES
+    for columns in ((), ("block32_hist",)):  # the rows kept have no such column
+        assert {r for b in view.batches(columns, ("output",)) for r in b["rank"].to_pylist()} == mine
+        every = {r for b in view.batches(columns, ("output",), everyone=True) for r in b["rank"].to_pylist()}
+        assert every == set(range(MOST_PROCESSES + 5))
 
 
 @pytest.mark.parametrize("engine", ["local:2", "dask"])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precdoctor.numerics.cast_counts import HistogramTable, cast_counts
-from precdoctor.numerics.formats import E4M3FN, E5M2, FP16
+from precdoctor.numerics.formats import E4M3FN, E5M2, FP16, FP64
 from precdoctor.numerics.fp8_scaling import (
     Amax,
     AmaxSeries,
@@ -159,6 +159,17 @@ def test_the_table_agrees_with_single_predictions(seed, name, power, odd, fmt):
         assert one.flushed_share().exact and one.flushed_share().low == pytest.approx(truth.flushed.low, abs=1e-12)
     histogram = statistics.histogram.flushed(fmt, scale)
     assert (one.flushed_low[1], one.flushed_high[1]) == (histogram.low, histogram.high)
+
+
+def test_fp64_flushes_and_saturates_only_what_leaves_its_own_range():
+    run = [np.array([2.0**-1074, 1.0, 2.0**1023]), np.array([0.5, 1.0, 1.5]), np.array([2.0**-1074, 2.0**-1073])]
+    table = HistogramTable.of(Histograms.of([ExponentHistogram.of_values(x) for x in run]))
+    counts = cast_counts(table, FP64, np.array([1.0, 2.0**-100, 2.0**-1]))
+    assert counts.flushed_low.tolist() == counts.saturated_low.tolist() == [0.0, 0.0, 0.0]
+    assert counts.flushed_high.tolist() == [1.0, 0.0, 2.0] and counts.saturated_high.tolist() == [1.0, 0.0, 0.0]
+    known = HistogramTable(table.lo, table.counts, np.array([x.max() for x in run]))
+    assert cast_counts(known, FP64, np.array([1.0, 1.0, 1.0])).saturated.tolist() == [0.0, 0.0, 0.0]
+    assert cast_counts(known, FP64, np.array([2.0, 1.0, 1.0])).saturated_low.tolist() == [1.0, 0.0, 0.0]
 
 
 def test_staleness_and_padding_have_a_measure():

@@ -52,6 +52,8 @@ def test_the_table_speaks_of_functions_of_one_tensor_at_all():
         ("exp", NAN | POS_INF, False),
         ("tanh", NEG_INF, False),
         ("sin", NAN, True),
+        ("relu", NAN, False),
+        ("leaky_relu", NAN, True),
         ("_softmax", NAN, True),
         ("_softmax", POS_INF, False),
         ("log", NAN | NEG_INF, True),
@@ -63,3 +65,7 @@ def test_the_table_speaks_of_functions_of_one_tensor_at_all():
 )
 def test_what_can_be_made(name, kinds, possible):
     assert can_make(name, kinds) is possible
+
+
+def test_leaky_relu_without_a_slope_makes_nan_of_minus_infinity():
+    assert torch.nn.functional.leaky_relu(torch.tensor(-math.inf), 0.0).isnan() and can_make("leaky_relu", NAN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import signal
+import sysconfig
 
 import pytest
 import torch
@@ -65,6 +66,21 @@ def test_a_few_rows_among_many_are_told_by_what_they_scale():
     found = scan(rms, x)["overflow"]
     assert (found["wrong"], found["of"], found["seen"]) == (32, 256, 0.0)
     assert (found["hidden_by"]["op"], found["shown_by"]["op"]) == ("aten.rsqrt.default", "aten.mul.Tensor")
+
+
+def test_a_line_of_a_library_is_told_with_the_line_that_led_there_and_one_of_pythons_own_not_at_all():
+    def rms_of(file):
+        inside = {"torch": torch}
+        exec(
+            compile("def rms(x):\n    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)", file, "exec"),
+            inside,
+        )
+        return scan(lambda x: inside["rms"](x), rows(600.0))["overflow"]
+
+    library, pythons = rms_of("/opt/site-packages/norms.py"), rms_of(f"{sysconfig.get_path('stdlib')}/statistics.py")
+    assert (library["file"], library["line"]) == ("/opt/site-packages/norms.py", 2)
+    assert library["caller"] == {"file": pythons["file"], "line": pythons["line"]}
+    assert pythons["file"].endswith("test_deepscan.py") and "caller" not in pythons
 
 
 def test_a_result_that_still_shows_it_hides_nothing():
@@ -619,6 +635,20 @@ def test_a_new_reason_gets_a_scan_whatever_the_budget_and_the_event_says_why():
     assert found[0] == {"reason": "first"}
     told = {"what": "amax", "step": 20, "tensor": "Net#0/a:output:", "before": 1.0, "now": 300.0}
     assert found[21] == {"reason": "evidence", "evidence": [told]}
+
+
+@pytest.mark.parametrize("together", [["discarded", "zeros"], ["zeros", "discarded"]])
+def test_evidence_of_one_step_counts_alike_in_every_order(together):
+    reasons = ("zeros", "squares", "headroom", "loss", "amax", "discarded")
+    armed = {10 * i: [what] for i, what in enumerate(reasons, 1)}
+    armed |= {200: together, 300: ["squares"], 310: ["headroom"], 320: ["loss"], 330: ["amax"]}
+    schedule, found = Schedule(RecordOptions(deep_scan=1)), []
+    for step in range(340):
+        if schedule.wants(step, spent_ns=0, elapsed_ns=1):
+            found.append(step)
+        for what in armed.get(step, ()):
+            schedule.arm(Evidence(what, step))
+    assert found == [0, 11, 21, 31, 41, 51, 61, 201, 301, 311, 321], "reasons known already get four more scans"
 
 
 def test_what_one_scan_alone_has_found_is_confirmed_whatever_the_budget_twice_at_most():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,18 +82,26 @@ def test_losses_and_norms_that_jump_are_evidence():
     assert told(steps(grad_norm=[*noise, 30.0])) == [("grad-norm", 20)]
 
 
-def clipped(norms: list[float], *, dtype: str = "float16", clip: float | None = 1.0) -> list[tuple[str, int]]:
+def clipped(
+    norms: list[float], *, dtype: str = "float16", clip: float | None = 1.0, **facts: Any
+) -> list[tuple[str, int]]:
     watcher = Watcher()
     watcher.of_rows(0, rows(1.0, kind="weight_grad", dtype=dtype), None)
-    return told(
-        [e for i, n in enumerate(norms) for e in watcher.of_step({"step": i, "grad_norm": n, "clip_norm": clip})]
-    )
+    steps = ({"step": i, "grad_norm": n, "clip_norm": clip, **facts} for i, n in enumerate(norms))
+    return told([e for row in steps for e in watcher.of_step(row)])
 
 
 def test_a_norm_beyond_fp16_is_evidence_once_where_fp16_gradients_are_clipped():
     norms = [40_000.0, 60_000.0, 70_000.0, 90_000.0]
     assert clipped(norms) == [("clipped-norm", 2)]
     assert clipped(norms, dtype="float32") == clipped(norms, clip=None) == clipped(norms[:2]) == []
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_the_norm_that_is_clipped_has_the_loss_scale_only_before_it_is_taken_out(sampled):
+    norms, scaled = [20.0, 40.0, 70.0], {"loss_scale": 1024.0, "sampled": sampled}
+    assert clipped(norms, **scaled, clipped_before_unscale=False) == clipped(norms, **scaled) == []
+    assert clipped(norms, **scaled, clipped_before_unscale=True) == [("clipped-norm", 2)]
 
 
 def test_a_scale_is_evidence_after_three_falls_or_below_where_it_held():

@@ -146,7 +146,7 @@ def _rounded_finding(view: RunView, group: Group, options: Options) -> Finding:
         certain=(0.9, _ROUNDED),
         limits={name: options[name] for name in ("bits_left", "wrong_share", "noise")},
         prescription=Prescription(
-            title=f"subtract in {wide.name} and cast the difference{fact.line}: wrong elements {wrong:,} -> 0",
+            title=f"subtract in {wide.name} and cast the difference{fact.own_line}: wrong elements {wrong:,} -> 0",
             change={"compute_dtype": {"from": dtype, "to": wide.dtype}, "op": fact.op},
             predicted={"wrong_elements": {"from": wrong, "to": 0}},
             snippet=f"difference = (a.{method}() - b.{method}()).to(torch.{dtype})  # before either is rounded\n",
@@ -174,7 +174,7 @@ def _coarse_finding(view: RunView, group: Group, options: Options) -> Finding:
         certain=(0.8, "the differences were counted; what the numbers were before their cast is not known"),
         limits={"wrong_share": options["wrong_share"]},
         prescription=Prescription(
-            title=f"keep the numbers as integers or in FP64 until they are subtracted{fact.line}: numbers {ulp:g} "
+            title=f"keep the numbers as integers or in FP64 until they are subtracted{fact.own_line}: numbers {ulp:g} "
             "apart -> at most 1",
             change={"compute_dtype": {"from": "float32", "to": "float64"}, "op": fact.op},
             predicted={"spacing": {"from": ulp, "to": 1.0}},
@@ -212,7 +212,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         certain=certainty(group, 0.95, _MEASURED),
         limits={name: options[name] for name in ("bits_left", "wrong_share", "effect")},
         prescription=Prescription(
-            title=f"centre before squaring{fact.line}: bits lost {lost:.0f} -> 0",
+            title=f"centre before squaring{fact.own_line}: bits lost {lost:.0f} -> 0",
             change={"variance": {"from": "E[x*x] - E[x]^2", "to": "E[(x - E[x])^2]"}, "op": fact.op},
             predicted={"bits_lost": {"from": lost, "to": 0}, "wrong_elements": {"from": wrong, "to": 0}},
             snippet=(

@@ -11,7 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Source, at_line
+from precdoctor.diagnosis.claims.finding import (
+    Finding,
+    Location,
+    Phase,
+    Prescription,
+    Source,
+    at_line,
+    change_line,
+    is_of_library,
+)
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.survey.op_facts import real
@@ -45,6 +54,8 @@ class Angles:
     #: of angles that are off by an eighth of a radian or more.
     measured: float | None = None
     wrong: float = 1.0
+    #: Where the angles can be changed, in words: the line of the sine unless it is in a library.
+    own_line: str = ""
 
     @property
     def spacing(self) -> float:
@@ -68,12 +79,14 @@ def angles_of(view: RunView) -> list[Angles]:
         step, process = integer(event.get("step")) or 0, Process.of(event)
         for entry, dtype, amax in _sine_operands([o for o in ops if isinstance(o, Mapping)]):
             fmt, line = known_format(dtype), integer(entry.get("line"))
-            source = Source(text(entry.get("file")), line, None) if line is not None else None
+            file = text(entry.get("file"))
+            source = Source.read(file, line, "") if line is not None else None
+            own = change_line(source, None, in_library=is_of_library(file))
             known = found.get(place)
             if fmt is None:
                 continue
             widened = text(entry.get("inputs")) != dtype
-            seen = Angles(*place, step, process, text(entry["op"]), source, dtype, fmt, amax, widened)
+            seen = Angles(*place, step, process, text(entry["op"]), source, dtype, fmt, amax, widened, own_line=own)
             if known is None or (seen.spacing, amax) > (known.spacing, known.amax):
                 found[place] = seen
     return sorted(found.values(), key=lambda a: -a.spacing)
@@ -88,7 +101,7 @@ def measured_angles(view: RunView) -> list[Angles]:
             measured = fact.number("error"), fact.share("wrong", "of")
             angles = Angles(
                 fact.root, fact.module, fact.step, fact.process, fact.op, fact.source, dtype, fmt,
-                fact.number("largest"), fact.dtype not in HALF, *measured,
+                fact.number("largest"), fact.dtype not in HALF, *measured, fact.own_line,
             )  # fmt: skip
             found.setdefault((fact.root, fact.module), []).append(angles)
     several = [group for group in found.values() if len({a.step for a in group}) > 1]
@@ -177,7 +190,7 @@ def angles_finding(rule: Rule, view: RunView, angles: Angles, limit: float) -> F
             else "dtype and largest angle are recorded"
             + ("; their size alone identifies them as the ones that were widened" if angles.widened else ""),
         },
-        prescriptions=((_subtract_turns if wide else _in_fp32)(angles, line),),
+        prescriptions=((_subtract_turns if wide else _in_fp32)(angles),),
     )
 
 
@@ -195,10 +208,10 @@ def _message(angles: Angles, how: str, limit: float) -> str:
     )
 
 
-def _in_fp32(angles: Angles, line: str) -> Prescription:
+def _in_fp32(angles: Angles) -> Prescription:
     fine = angles.error * 2.0 ** (angles.fmt.mantissa_bits - FP32.mantissa_bits)
     return Prescription(
-        title=f"positions and angles in FP32{line}: off by {angles.error:.2g} -> {fine:.1g} radians",
+        title=f"positions and angles in FP32{angles.own_line}: off by {angles.error:.2g} -> {fine:.1g} radians",
         change={"angles": {"from": angles.dtype, "to": "float32"}},
         predicted={"radians_off": {"from": angles.error, "to": fine}},
         snippet=(
@@ -210,11 +223,12 @@ def _in_fp32(angles: Angles, line: str) -> Prescription:
     )
 
 
-def _subtract_turns(angles: Angles, line: str) -> Prescription:
+def _subtract_turns(angles: Angles) -> Prescription:
     """Prescribe to subtract whole turns first: they do not change a sine, but take up all the digits."""
     fine = math.pi * 2.0 ** -(angles.fmt.mantissa_bits + 1)
     return Prescription(
-        title=f"subtract whole turns first{line}, in integers or FP64: off by {angles.error:.2g} -> {fine:.1g} radians",
+        title=f"subtract whole turns first{angles.own_line}, in integers or FP64: off by {angles.error:.2g} -> "
+        f"{fine:.1g} radians",
         change={"angles": {"from": angles.amax, "to": 2.0 * math.pi}},
         predicted={"radians_off": {"from": angles.error, "to": fine}},
         snippet=(

@@ -132,7 +132,7 @@ def _wrapped_finding(view: RunView, group: Group, options: Options) -> Finding:
         certain=(0.9, "every element was compared with 64-bit arithmetic"),
         limits={"wrapped": options["wrapped"]},
         prescription=Prescription(
-            title=f"widen first{fact.line}: wrong elements {fact.count('wrapped'):,} -> 0",
+            title=f"widen first{fact.own_line}: wrong elements {fact.count('wrapped'):,} -> 0",
             change={"cast": {"from": to, "to": "float32"}, "op": fact.op},
             predicted={"wrong_elements": {"from": fact.count("wrapped"), "to": 0}},
             snippet="difference = a.float() - b.float()  # before the arithmetic, not after it\n",
@@ -192,7 +192,7 @@ def _prescription(fact: Fact, after: str) -> Prescription:
     exponent = _exponent(fact, fmt) if fmt is not None else None
     if exponent is None:
         return Prescription(
-            title=f"cast to BF16{fact.line}, or not at all: its range is that of FP32; magnitude lost "
+            title=f"cast to BF16{fact.own_line}, or not at all: its range is that of FP32; magnitude lost "
             f"{percent(lost)} -> 0 %",
             change={"cast": {"from": after, "to": "bfloat16"}},
             predicted={"magnitude_lost": {"from": lost, "to": 0.0}},
@@ -200,7 +200,7 @@ def _prescription(fact: Fact, after: str) -> Prescription:
         )
     amax = fact.number("amax")
     return Prescription(
-        title=f"scale by 2^{exponent} before the cast{fact.line} and back after it: largest element "
+        title=f"scale by 2^{exponent} before the cast{fact.own_line} and back after it: largest element "
         f"{amax:.3g} -> {math.ldexp(amax, exponent):.3g}, magnitude lost {percent(lost)} -> at most {percent(_TAIL)}",
         change={"scale_before_cast": 2.0**exponent, "to": after},
         predicted={"magnitude_lost": {"from": lost, "to": _TAIL}},
@@ -218,7 +218,7 @@ def _keep_integers(fact: Fact, after: str) -> Prescription:
         snippet = "indices = table.long()  # before the batch is cast; keep them beside it, as integers\n"
     left, all_of_them = fact.count("distinct_after"), fact.count("distinct_before")
     return Prescription(
-        title=f"keep the integers {'as integers' if wide == 'int64' else 'in FP32'}{fact.line}: different numbers "
+        title=f"keep the integers {'as integers' if wide == 'int64' else 'in FP32'}{fact.own_line}: different numbers "
         f"{left:,} -> {all_of_them:,}",
         change={"cast": {"from": narrow, "to": wide}},
         predicted={"different_numbers": {"from": left, "to": all_of_them}},

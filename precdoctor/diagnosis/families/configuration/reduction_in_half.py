@@ -110,7 +110,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         certain=certainty(group, 0.85 if fact.backward else 0.95, _REASON),
         limits={name: options[name] for name in ("error", "roundings", "swamped", "effect")},
         prescription=Prescription(
-            title=f"accumulate in FP32{fact.line}: error {percent(error)} -> {percent(wide)}",
+            title=f"accumulate in FP32{fact.own_line}: error {percent(error)} -> {percent(wide)}",
             change={"accumulate_dtype": {"from": fact.dtype, "to": "float32"}, "op": fact.op},
             predicted={"relative_error": {"from": error, "to": wide}},
             snippet=_snippet(fact),

@@ -133,7 +133,7 @@ def _amplified_finding(view: RunView, group: Group, options: Options) -> Finding
         certain=(0.9, "the factor was measured on the weight itself"),
         limits={"amplified": options["amplified"]},
         prescription=Prescription(
-            title=f"turn the sign{fact.line}: factor per step {factor:.6g} -> {less}",
+            title=f"turn the sign{fact.own_line}: factor per step {factor:.6g} -> {less}",
             change={"factor_per_step": {"from": factor, "to": 1.0 / factor}, "op": fact.op},
             predicted={"growth_over_run": {"from": whole, "to": 1.0 / whole}},
             snippet=f"weight.mul_({less})  # weight decay shrinks\n",

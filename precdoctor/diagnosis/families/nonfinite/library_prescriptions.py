@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from precdoctor.diagnosis.claims import snippets
+from precdoctor.diagnosis.claims import finding, snippets
 from precdoctor.diagnosis.claims.finding import Prescription, Source, at_line
 from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import NO_TARGET, ZERO_QUOTIENT
 from precdoctor.diagnosis.families.nonfinite.incident import Culprit, Incident
@@ -35,9 +35,7 @@ def library_words(view: RunView, incident: Incident, culprit: Culprit) -> str:
     """A sentence if the op's line is in a library, with the last line of the user's code; else empty."""
     if not culprit.op.in_library or culprit.source is None:
         return ""
-    line = user_line(view, incident, culprit)
-    caller = f"; the last line of yours that led there is {line.file}:{line.line}" if line is not None else ""
-    return f" {culprit.source.file} is part of a library{caller}."
+    return finding.library_words(culprit.source, user_line(view, incident, culprit))
 
 
 def change_the_call(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:

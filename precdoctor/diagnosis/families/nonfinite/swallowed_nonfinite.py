@@ -95,14 +95,14 @@ def _prescription(fact: Fact, affected: int, wrong: int) -> Prescription:
     predicted = {"nonfinite_elements": {"from": affected, "to": 0}, "wrong_elements": {"from": wrong, "to": 0}}
     if narrow is not None and narrow.max < reach <= FP32.max:
         return Prescription(
-            title=f"compute `{fact.short}`{fact.line} in FP32: {reach:.4g} is {FP32.headroom(reach):.0f} binades below "
-            f"its end; non-finite elements {affected:,} -> 0",
+            title=f"compute `{fact.short}`{fact.own_line} in FP32: {reach:.4g} is {FP32.headroom(reach):.0f} binades "
+            f"below its end; non-finite elements {affected:,} -> 0",
             change={"compute_dtype": {"from": fact.dtype, "to": "float32"}, "op": fact.op},
             predicted=predicted,
             snippet="y = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps).to(x.dtype)  # widen first\n",
         )
     return Prescription(
-        title=f"scale before `{fact.short}`{fact.line}: its exact result reaches {reach:.4g}; non-finite elements "
+        title=f"scale before `{fact.short}`{fact.own_line}: its exact result reaches {reach:.4g}; non-finite elements "
         f"{affected:,} -> 0",
         change={"scale_before": fact.op},
         predicted=predicted,

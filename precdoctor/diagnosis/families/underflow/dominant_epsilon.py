@@ -101,7 +101,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         certain=certainty(group, 0.9, _REASON),
         limits={n: options[n] for n in ("wrong_share", "effect", "large_effect")},
         prescription=Prescription(
-            title=f"scale the numbers up, or guard with less{fact.line}: {constant:.3g} -> {smaller:.2g}; wrong "
+            title=f"scale the numbers up, or guard with less{fact.own_line}: {constant:.3g} -> {smaller:.2g}; wrong "
             f"results {share} -> 0 %",
             change={"epsilon": {"from": constant, "to": smaller}, "op": fact.op},
             predicted={"wrong_share": {"from": wrong_share(fact), "to": 0.0}},

@@ -119,7 +119,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
             f"is {distance:.3g} above the next. The layers that make the scores hardly learn."
         )
         scale = 2.0 ** -max(1, round(distance).bit_length())
-        cure = f"scores times {scale:g}{fact.line}: distance {distance:.3g} -> {distance * scale:.2g}"
+        cure = f"scores times {scale:g}{fact.own_line}: distance {distance:.3g} -> {distance * scale:.2g}"
         predicted = {"distance": {"from": distance, "to": distance * scale}}
     else:
         channels = percent(fact.number("channels"))
@@ -134,7 +134,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
             f"{percent(options['channels'])}). The slope of {function} is {'next to ' * near}zero there."
         )
         scale = 1.0 / 16
-        cure = f"bring the input of {function} to order one{fact.line}: gradient lost {percent(lost)} -> 0 %"
+        cure = f"bring the input of {function} to order one{fact.own_line}: gradient lost {percent(lost)} -> 0 %"
         predicted = {"gradient_lost": {"from": lost, "to": 0.0}}
     return place_finding(
         RULE,

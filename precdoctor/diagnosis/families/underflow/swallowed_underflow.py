@@ -91,15 +91,15 @@ def _prescription(fact: Fact, affected: int, wrong: int) -> Prescription:
     predicted = {"flushed_elements": {"from": affected, "to": 0}, "wrong_elements": {"from": wrong, "to": 0}}
     if narrow is not None and narrow.exponent_bits < FP32.exponent_bits and least >= FP32.min_normal:
         return Prescription(
-            title=f"widen before `{fact.short}`{fact.line}: in FP32 the smallest of them, {least:.3g}, is a normal "
+            title=f"widen before `{fact.short}`{fact.own_line}: in FP32 the smallest of them, {least:.3g}, is a normal "
             f"number; flushed elements {affected:,} -> 0",
             change={"compute_dtype": {"from": fact.dtype, "to": "float32"}, "op": fact.op},
             predicted=predicted,
             snippet="y = x.float().square().mean(-1, keepdim=True)  # widened before the small numbers arise\n",
         )
     return Prescription(
-        title=f"scale up before `{fact.short}`{fact.line} and down after it: the smallest exact result is {least:.3g}; "
-        f"flushed elements {affected:,} -> 0",
+        title=f"scale up before `{fact.short}`{fact.own_line} and down after it: the smallest exact result is "
+        f"{least:.3g}; flushed elements {affected:,} -> 0",
         change={"scale_before": fact.op},
         predicted=predicted,
         snippet="largest = x.abs().amax().clamp_min(1e-30)\ny = (x / largest).square()  # times largest ** 2 later\n",

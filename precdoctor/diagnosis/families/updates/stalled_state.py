@@ -159,10 +159,10 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     if follows:
         mend, snippet = "keep FP32 weights, whose format the optimizer gives its states", wide_weights(view, (dtype,))
     elif anew:
-        mend = f"fill its FP32 copy once{fact.line}"
+        mend = f"fill its FP32 copy once{fact.own_line}"
         snippet = "masters = [p.detach().float() for p in model.parameters()]  # once, before the loop\n"
     else:
-        mend = f"keep it in {wide}{fact.line}"
+        mend = f"keep it in {wide}{fact.own_line}"
         snippet = f"import torch\n\nstate = state.to(torch.{wide})  # cast it where it is read\n"
     return place_finding(
         RULE,

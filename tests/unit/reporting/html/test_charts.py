@@ -51,6 +51,15 @@ def test_a_nan_loss_is_a_gap_with_a_mark_and_a_missing_one_just_a_gap(tmp_path):
     assert len(re.findall("M", re.search(r'd="([^"]*)"', panel.drawing)[1])) == 2
 
 
+@pytest.mark.parametrize("column", ["grad_norm", "lr", "loss_scale"])
+def test_a_nan_of_every_series_has_a_mark_and_a_missing_value_has_none(tmp_path, column):
+    values = [1.0, math.nan, None, math.inf, 1.0]
+    view = opened(tmp_path / "run", steps=[{"step": s, "loss": 1.0, column: v} for s, v in enumerate(values)])
+    found = series(view, column)
+    assert found.steps.tolist() == [0, 1, 3, 4] and np.isfinite(found.values).tolist() == [True, False, False, True]
+    assert [panel.drawing.count("×") for panel in timeline([view], []).panels] == [0, 2]
+
+
 def test_of_several_ranks_the_worst_value_is_drawn(tmp_path):
     steps = [{"step": 0, "rank": r, "loss": 1.0, "grad_norm": 1.0 + r} for r in range(3)]
     assert series(opened(tmp_path / "run", steps=steps, ranks=3), "grad_norm").values.tolist() == [3.0]

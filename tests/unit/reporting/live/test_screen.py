@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import platform
+import subprocess
 import sys
 
 import pytest
@@ -15,6 +19,7 @@ from precdoctor.reporting.live.picture import Tensor
 from precdoctor.reporting.live.screen import Size, label_of, screen
 from precdoctor.reporting.live.watcher import Phase, Watcher
 from precdoctor.runlog import RankWriter, create_rank_directory, create_run
+from precdoctor.runlog.lock import DirectoryLock
 from tests.support.hostile import NAMES
 from tests.support.runs import columns_of, write_run
 
@@ -110,8 +115,6 @@ def test_a_run_without_a_process_is_starting(tmp_path):
 
 
 def test_a_living_writer_is_running_and_a_dead_one_is_told(tmp_path):
-    import platform
-
     path = tmp_path / "run"
     create_run(path, {"host": {"name": platform.node()}})
     writer = RankWriter(create_rank_directory(path, 0))
@@ -128,9 +131,28 @@ def test_a_living_writer_is_running_and_a_dead_one_is_told(tmp_path):
     assert progress(watcher).startswith("died: step 0, loss 1")
 
 
-def test_one_dead_rank_of_two_is_named(tmp_path):
-    import platform
+def test_a_launcher_that_is_killed_before_anything_is_recorded_is_told(tmp_path):
+    path, ended = tmp_path / "run", subprocess.Popen(["true"])
+    ended.wait()
+    create_run(path, {"host": {"name": platform.node()}, "pid": ended.pid})
+    lock = DirectoryLock(path)
+    watcher, _ = watched(path)
+    watcher.poll()
+    assert watcher.phase is Phase.STARTING
+    lock.release()
+    watcher.poll()
+    assert watcher.phase is Phase.STARTING  # one look proves nothing: it may have ended since run.json was read
+    (path / "attach.jsonl").write_text(json.dumps({"pid": os.getpid(), "event": "torch"}) + "\n")
+    watcher.poll()
+    assert watcher.phase is Phase.STARTING  # its child lives, and may yet record
+    assert watcher.words == "`precdoctor record` was killed; 1 process so far, none has called a model yet"
+    (path / "attach.jsonl").write_text(json.dumps({"pid": ended.pid, "event": "torch"}) + "\n")
+    watcher.poll()
+    assert watcher.phase is Phase.DIED
+    assert progress(watcher) == "died: `precdoctor record` was killed before anything was recorded"
 
+
+def test_one_dead_rank_of_two_is_named(tmp_path):
     path = tmp_path / "run"
     create_run(path, {"host": {"name": platform.node()}})
     writers = [RankWriter(create_rank_directory(path, rank)) for rank in range(2)]
