@@ -36,6 +36,7 @@ QUIET_SETS = (
     "silent8",
     "silent9",
     "silent10",
+    "silent11",
 )
 SETS = NAN_SETS + QUIET_SETS
 
