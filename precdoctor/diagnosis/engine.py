@@ -162,10 +162,9 @@ def _outcome(view: RunView, rule: Rule, checked: Checked, findings: Sequence[Fin
     if checked.defect:
         return RuleOutcome(rule.code, rule.name, Status.INDETERMINATE, checked.reason, defect=True)
     status, reason = checked.status or Status.PASSED, checked.reason
-    if status is Status.PASSED and view.missing is not None:
-        status, reason = Status.INDETERMINATE, f"nothing found in {reason}, but {view.missing}"
-    elif status is Status.NOT_APPLICABLE and view.missing is not None:
-        status, reason = Status.INDETERMINATE, f"{reason}, but {view.missing}"
+    if status is not Status.INDETERMINATE and view.missing is not None:
+        found = f"nothing found in {reason}" if status is Status.PASSED else reason
+        status, reason = Status.INDETERMINATE, f"{found}, but {view.missing}"
     return RuleOutcome(rule.code, rule.name, status, reason)
 
 
