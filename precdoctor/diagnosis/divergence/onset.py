@@ -379,8 +379,8 @@ def _links(
     first = next((s for s in later if (updates.ratio(s.step) or 0.0) >= REPLACED), None)
     if first is not None:
         ratio, parameter = updates.largest(first.step, first.step + 1)
-        usual = [r for s in steps[:at] if (r := updates.ratio(s.step)) is not None]
-        links.append(Link(first.step, f"update / weight of `{parameter}`", ratio or 0.0, _usual_level(usual)))
+        usual = _usual_level([updates.ratio(s.step) for s in steps[:at]])
+        links.append(Link(first.step, f"update / weight of `{parameter}`", ratio or 0.0, usual))
     links += _rise(later, "loss", losses[at:], _usual_level(losses[:at]))
     return tuple(sorted(links, key=lambda link: link.step))
 
