@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from precdoctor.diagnosis.advice.wide_weights import wide_weights
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
@@ -16,7 +15,7 @@ from precdoctor.diagnosis.families.nonfinite.incident_report import (
     confidence_options,
     unrecorded_message,
 )
-from precdoctor.diagnosis.families.nonfinite.op_prescriptions import finite_setting
+from precdoctor.diagnosis.families.nonfinite.op_prescriptions import finite_setting, weights_in_float32
 from precdoctor.diagnosis.survey.op_facts import BadSetting
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
@@ -107,12 +106,9 @@ def _prescribe(view: RunView, incident: Incident) -> Prescription:
     fmt = known_format(row.dtype) if row is not None else None
     if incident.how == "optimizer" and fmt is not None and fmt.mantissa_bits < FP32.mantissa_bits:
         parameters = sum(r.numel for r in incident.path if r.kind == "weight")
-        return Prescription(
-            title=f"keep weights and optimizer state in FP32 ({fmt.name}'s smallest number is {fmt.min_subnormal:.3g})",
-            change={"weight_dtype": {"from": fmt.dtype, "to": FP32.dtype}},
-            predicted={"smallest_eps": {"from": fmt.min_subnormal, "to": FP32.min_subnormal}, "weights": parameters},
-            snippet=wide_weights(view, (fmt.dtype,)),
-        )
+        predicted = {"smallest_eps": {"from": fmt.min_subnormal, "to": FP32.min_subnormal}, "weights": parameters}
+        reason = f"{fmt.name}'s smallest number is {fmt.min_subnormal:.3g}"
+        return weights_in_float32(view, fmt, reason, predicted)
     if incident.how == "optimizer":
         lr = facts.lr if facts is not None and facts.lr else None
         return Prescription(

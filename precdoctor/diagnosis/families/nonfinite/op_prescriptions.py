@@ -7,7 +7,7 @@ Causes at the edge of a function's domain are in :mod:`.domain_prescriptions`, c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
@@ -193,10 +193,16 @@ def _lower_scale(view: RunView, incident: Incident, culprit: Culprit) -> Prescri
     reach = culprit.op.reference.amax if culprit.op.reference is not None else None
     binades = max(1, math.ceil(math.log2(reach / FP16.max)) + 1) if reach and reach > FP16.max else 1
     target = 2.0 ** (math.floor(math.log2(scale)) - binades)
+    predicted = {"largest_gradient": {"from": reach, "to": reach * target / scale if reach else None}}
+    return lower_scale(view, scale, target, predicted)
+
+
+def lower_scale(view: RunView, scale: float, target: float, predicted: Mapping[str, Any]) -> Prescription:
+    """Lower the loss scale to ``target``."""
     return Prescription(
         title=f"lower the loss scale from {scale:g} to {target:g} and let GradScaler skip what still overflows",
         change={"loss_scale": {"from": scale, "to": target}},
-        predicted={"largest_gradient": {"from": reach, "to": reach * target / scale if reach else None}},
+        predicted=predicted,
         snippet=snippets.grad_scaler(view.device, target),
     )
 
@@ -220,12 +226,8 @@ def _raise_eps(view: RunView, incident: Incident, culprit: Culprit) -> Prescript
     """Make a divisor of 0 in the optimizer nonzero: widen the format that flushes its eps, or raise the eps."""
     narrow, eps = _narrow_format(culprit), culprit.op.settings.get("eps")
     if narrow is not None:
-        return _in_float32(
-            view,
-            narrow,
-            f"{narrow.name} ends at {narrow.min_subnormal:.3g}",
-            {"smallest_eps": {"from": narrow.min_subnormal, "to": FP32.min_subnormal}},
-        )
+        smallest = {"smallest_eps": {"from": narrow.min_subnormal, "to": FP32.min_subnormal}}
+        return weights_in_float32(view, narrow, f"{narrow.name} ends at {narrow.min_subnormal:.3g}", smallest)
     if eps == 0:
         return Prescription(
             title="give the optimizer an eps above 0 (it is 0)",
@@ -248,7 +250,7 @@ def _widen_optimizer(view: RunView, incident: Incident, culprit: Culprit) -> Pre
     narrow = _narrow_format(culprit)
     if narrow is not None:
         largest = {"largest_finite": {"from": narrow.max, "to": FP32.max}}
-        return _in_float32(view, narrow, f"{narrow.name} ends at {narrow.max:g}", largest)
+        return weights_in_float32(view, narrow, f"{narrow.name} ends at {narrow.max:g}", largest)
     return Prescription(
         title="lower the learning rate and clip",
         change={"clip_norm": 1.0},
@@ -262,7 +264,8 @@ def _narrow_format(culprit: Culprit) -> Format | None:
     return next((f for o in culprit.op.operands if (f := known_format(o.dtype)) and f.exponent_bits <= 5), None)
 
 
-def _in_float32(view: RunView, narrow: Format, reason: str, predicted: dict[str, Any]) -> Prescription:
+def weights_in_float32(view: RunView, narrow: Format, reason: str, predicted: Mapping[str, Any]) -> Prescription:
+    """Keep weights and optimizer state in FP32 in place of the format ``narrow``."""
     return Prescription(
         title=f"keep weights and optimizer state in FP32 ({reason})",
         change={"weight_dtype": {"from": narrow.dtype, "to": FP32.dtype}},
