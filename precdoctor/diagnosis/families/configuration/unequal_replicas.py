@@ -13,12 +13,7 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption,
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.configuration.unequal_replicas_apart import trained_apart
 from precdoctor.diagnosis.families.configuration.unequal_replicas_causes import Cause, cause_of
-from precdoctor.diagnosis.families.configuration.unequal_replicas_copies import (
-    Copies,
-    Difference,
-    copies_of,
-    steps_apart,
-)
+from precdoctor.diagnosis.families.configuration.unequal_replicas_copies import Copies, Difference, steps_apart
 from precdoctor.diagnosis.survey.replicas import COLUMNS, Replicas, Weight, coordinates, replica_differences
 from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.view import RunView
@@ -100,7 +95,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 def _finding(view: RunView, lasting: Sequence[Difference], compared: Sequence[Weight], options: Options) -> Finding:
     first = lasting[0]
-    copies = copies_of(view, first)
+    copies = Copies.of(view, first)
     cause = cause_of(view, lasting, copies, compared, options)
     rank = copies.suspect if copies.suspect is not None else copies.groups[-1][0]
     together = [d for d in lasting if d.since == first.since]

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.families.configuration.unequal_replicas_copies import Difference, copies_of, steps_apart
+from precdoctor.diagnosis.families.configuration.unequal_replicas_copies import Copies, Difference, steps_apart
 from precdoctor.diagnosis.survey.replicas import COLUMNS, Replicas, replica_differences
 from precdoctor.diagnosis.survey.view import Process, RunView
 
@@ -48,7 +48,7 @@ def trained_apart(rule: Rule, view: RunView) -> Finding | None:
     difference = Difference.of(first, replicas)
     if not _same_rates(view, difference) or steps_apart(view, difference) is not None:
         return None
-    copies = copies_of(view, difference)
+    copies = Copies.of(view, difference)
     if copies.gradients_differ is not True:
         return None
     return _finding(rule, difference, len(matrices), copies.module_class)

@@ -112,11 +112,6 @@ def _suspected_weights(incident: Incident) -> tuple[str, str] | None:
 # -- ranks ------------------------------------------------------------------------------------------------------------
 
 
-def merged_over_ranks(incidents: Sequence[Incident]) -> list[Incident]:
-    """Merge ranks that report the same event: at the same step, or one step later, carried over by the weights."""
-    return _merged(incidents, _same_event, _combined)
-
-
 def _same_event(first: Incident, other: Incident) -> bool:
     """Whether another rank reports the event of ``first``, at the same step or one step later."""
     close = first.step <= other.step <= first.step + 1
@@ -137,10 +132,13 @@ def _combined(first: Incident, other: Incident) -> Incident:
 # -- repetitions ------------------------------------------------------------------------------------------------------
 
 
-def merged_over_time(incidents: Sequence[Incident]) -> list[Incident]:
-    """Merge incidents with the same origin: later ones become ``occurrences`` or ``likely_steps`` of the first."""
+def merged_over_ranks_and_time(incidents: Sequence[Incident]) -> list[Incident]:
+    """Merge ranks that report the same event: at the same step, or one step later, carried over by the weights.
+
+    Then merge incidents with the same origin: later ones become ``occurrences`` or ``likely_steps`` of the first.
+    """
     merged: dict[tuple[object, ...], Incident] = {}
-    for incident in incidents:
+    for incident in _merged(incidents, _same_event, _combined):
         first = merged.get(incident.identity)
         if first is None:
             merged[incident.identity] = incident

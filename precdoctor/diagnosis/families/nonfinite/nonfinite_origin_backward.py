@@ -10,14 +10,8 @@ from precdoctor.diagnosis.claims.finding import Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, beyond_any_scale, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import there_are
-from precdoctor.diagnosis.families.nonfinite.incident import Incident, Report
-from precdoctor.diagnosis.families.nonfinite.incident_report import (
-    LEAD_TO_NONFINITE,
-    check_incidents,
-    checked_words,
-    confidence_options,
-    unrecorded_message,
-)
+from precdoctor.diagnosis.families.nonfinite.incident import LEAD_TO_NONFINITE, Incident, Report
+from precdoctor.diagnosis.families.nonfinite.incident_report import check_incidents, confidence_options
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import lower_scale
 from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, TensorRow, known_format
 from precdoctor.diagnosis.survey.view import RunView
@@ -63,14 +57,13 @@ the tensor has zeros.
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding per incident that begins in the backward pass."""
-    seen = checked_words(view, (*BACKWARD_KINDS, "weight_grad_step"), "gradient")
-    return check_incidents(view, RULE, options, _report, seen)
+    return check_incidents(view, RULE, options, _report, (*BACKWARD_KINDS, "weight_grad_step"), "gradient")
 
 
 def _report(view: RunView, incident: Incident) -> Report:
     origin = incident.origin
     if origin is None:
-        message = unrecorded_message(view, incident, "A gradient is non-finite")
+        message = incident.unrecorded_message(view, "A gradient is non-finite")
         return Report(f"a gradient became non-finite {incident.at_step(view)}", message, _detect_anomaly(incident))
     row = origin.row
     maker = "reduction, unscaling or clipping" if origin.how == "reduction" else origin.maker

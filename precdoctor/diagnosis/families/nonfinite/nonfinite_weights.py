@@ -7,14 +7,8 @@ from precdoctor.diagnosis.claims.finding import Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import there_are
-from precdoctor.diagnosis.families.nonfinite.incident import Incident, Report
-from precdoctor.diagnosis.families.nonfinite.incident_report import (
-    LEAD_TO_NONFINITE,
-    check_incidents,
-    checked_words,
-    confidence_options,
-    unrecorded_message,
-)
+from precdoctor.diagnosis.families.nonfinite.incident import LEAD_TO_NONFINITE, Incident, Report
+from precdoctor.diagnosis.families.nonfinite.incident_report import check_incidents, confidence_options
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import finite_setting, weights_in_float32
 from precdoctor.diagnosis.survey.op_facts import BadSetting
 from precdoctor.diagnosis.survey.rows import known_format
@@ -65,13 +59,13 @@ it with its parameter group; the cause is then `other`.
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding per incident that begins in the weights or the optimizer."""
-    return check_incidents(view, RULE, options, _report, checked_words(view, ("weight", "update"), "weight tensor"))
+    return check_incidents(view, RULE, options, _report, ("weight", "update"), "weight tensor")
 
 
 def _report(view: RunView, incident: Incident) -> Report:
     origin = incident.origin
     if origin is None:
-        message = unrecorded_message(view, incident, "Weights are non-finite")
+        message = incident.unrecorded_message(view, "Weights are non-finite")
         return Report(f"weights became non-finite {incident.at_step(view)}", message, _prescribe(view, incident))
     row = origin.row
     name = row.label if row.kind == "opt_state" else f"`{row.parameter}`"
