@@ -16,16 +16,7 @@ from precdoctor.diagnosis.survey.histories import History, forward_histories
 from precdoctor.diagnosis.survey.op_dtypes import op_dtypes
 from precdoctor.diagnosis.survey.parameters import HALF
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, Key, TensorRow, tensor_evidence
-from precdoctor.diagnosis.survey.scans import (
-    Fact,
-    Group,
-    check_facts,
-    elsewhere_words,
-    op_words,
-    place_finding,
-    short_name,
-    stands,
-)
+from precdoctor.diagnosis.survey.scans import Fact, Group, check_facts, place_finding, short_name, stands
 from precdoctor.diagnosis.survey.trends import Trend, fit
 from precdoctor.diagnosis.survey.view import RunView
 
@@ -127,9 +118,9 @@ def _amplified_finding(view: RunView, group: Group, options: Options) -> Finding
         group,
         title=f"{fact.short} multiplies weights (`{name}`) by {factor:.6g} on every step{fact.line}: {whole:.3g} times "
         f"over {plural(view.last_step + 1, 'step')}",
-        message=f"{op_words(fact)} multiplies the weight by {factor:.6g}, whatever its gradient. Over the run that is a"
+        message=f"{fact.op_words} multiplies the weight by {factor:.6g}, whatever its gradient. Over the run that is a"
         f" factor of {whole:.3g} (limit {options['amplified']:g}). Decay shrinks weights; this grows them."
-        f"{elsewhere_words(group)}",
+        f"{group.elsewhere_words}",
         certain=(0.9, "the factor was measured on the weight itself"),
         limits={"amplified": options["amplified"]},
         prescription=Prescription(
