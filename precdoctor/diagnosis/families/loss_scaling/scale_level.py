@@ -14,8 +14,10 @@ from precdoctor.diagnosis.claims.finding import Phase, Prescription
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import Overflow
 from precdoctor.diagnosis.survey.gradient_underflow import (
+    DYING_SHARE,
     ENOUGH_BITS,
     FAINT_SHARE,
+    FINE_BITS,
     FLUSH_OPTIONS,
     MARGIN_BINADES,
     MAX_STEPS,
@@ -30,6 +32,8 @@ from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, Key, TensorRow
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP16
 
+#: Options that PD303 and PD305 share.
+SUBNORMAL_OPTIONS = (SUBNORMAL_SHARE, FAINT_SHARE, FINE_BITS, ENOUGH_BITS, DYING_SHARE, MARGIN_BINADES, MAX_STEPS)
 #: PD201's limits of the flushed share of elements and of magnitude.
 _FLUSHED, _MAGNITUDE = (o.default for o in FLUSH_OPTIONS[:2])
 

@@ -9,19 +9,8 @@ from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.gradient_underflow import (
-    DYING_SHARE,
-    ENOUGH_BITS,
-    FAINT_SHARE,
-    FINE_BITS,
-    MARGIN_BINADES,
-    MAX_STEPS,
-    SUBNORMAL_SHARE,
-    GradientSeries,
-    GradientSurvey,
-    is_faint,
-    survey,
-)
+from precdoctor.diagnosis.families.loss_scaling.scale_level import SUBNORMAL_OPTIONS
+from precdoctor.diagnosis.survey.gradient_underflow import GradientSeries, GradientSurvey, is_faint, survey
 from precdoctor.diagnosis.survey.rows import Key, gradient_evidence, location
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP16
@@ -142,15 +131,7 @@ RULE = Rule(
     severity=Severity.WARNING,
     triage=Triage.LOSS_SCALE,
     page=PAGE,
-    options=(
-        SUBNORMAL_SHARE,
-        FAINT_SHARE,
-        FINE_BITS,
-        ENOUGH_BITS,
-        DYING_SHARE,
-        MARGIN_BINADES,
-        MAX_STEPS,
-    ),
+    options=SUBNORMAL_OPTIONS,
     check=check,
     step_columns=("loss_scale",),
 )  # fmt: skip
