@@ -37,11 +37,9 @@ _SLIGHTLY_BEYOND = 2.0
 #: ``Origin.how`` if the origin was inferred from the tensors on both sides of code without hooks.
 _INFERRED_ORIGINS = ("functional", "between-roots", "loss-backward")
 #: Causes that a divergence explains, because its operands are huge; undefined operations have a fault of their own.
-_CAUSES_OF_MAGNITUDE = frozenset(
-    (
-        *(None, "other", "matmul-overflow", "reduction-overflow", "square-overflow", "cast-overflow"),
-        *("exp-overflow", "optimizer-overflow", "inf-minus-inf"),
-    )
+_CAUSES_OF_MAGNITUDE = (
+    *(None, "other", "matmul-overflow", "reduction-overflow", "square-overflow", "cast-overflow"),
+    *("exp-overflow", "optimizer-overflow", "inf-minus-inf"),
 )
 #: The rule that would report a kind of tensor; the evidence lists it as a consequence.
 _RULE_OF_KIND = {

@@ -39,7 +39,7 @@ def prescribe(view: RunView, incident: Incident, culprit: Culprit) -> Prescripti
     remedy = _BY_CAUSE.get(culprit.cause.name or "", domains.stop_and_inspect)
     if remedy is domains.stop_and_inspect and incident.poison is not None:
         return finite_buffer(incident, incident.poison.poisoned[0])
-    if culprit.op.in_library and culprit.external is None and culprit.cause.name in _MENDED_AT_LINE:
+    if culprit.op.in_library and culprit.external is None and culprit.cause.name in _AT_LINE:
         return change_the_call(view, incident, culprit)
     return remedy(view, incident, culprit)
 
@@ -274,29 +274,25 @@ def weights_in_float32(view: RunView, narrow: Format, reason: str, predicted: Ma
     )
 
 
-#: Causes that are mended by an edit of the op's line, which is no remedy in the code of an installed package.
-_MENDED_AT_LINE = frozenset(
-    (
-        *("log-of-nonpositive", "division-by-zero", "exp-overflow", "sqrt-of-negative", "domain-error"),
-        *("softmax-fully-masked", "sqrt-gradient-at-zero", "norm-gradient-at-zero", "domain-edge-gradient"),
-        "where-gradient-trap",
-    )
-)
-_BY_CAUSE: dict[str, Callable[[RunView, Incident, Culprit], Prescription]] = {
+_Remedy = Callable[[RunView, Incident, Culprit], Prescription]
+#: Remedies that edit the op's line, by cause; in the code of an installed package that is none.
+_AT_LINE: dict[str, _Remedy] = {
     "log-of-nonpositive": domains.clamp_log,
     "division-by-zero": domains.guard_quotient,
     "exp-overflow": domains.clamp_exponent,
     "sqrt-of-negative": domains.clamp_root,
     "domain-error": domains.into_domain,
-    "matmul-overflow": _widen,
-    "square-overflow": _widen,
-    "reduction-overflow": _widen,
-    "cast-overflow": _replace_cast,
     "softmax-fully-masked": _mask_value,
     "sqrt-gradient-at-zero": domains.eps_inside_root,
     "norm-gradient-at-zero": domains.norm_as_root,
     "where-gradient-trap": _double_where,
     "domain-edge-gradient": domains.away_from_pole,
+}
+_BY_CAUSE: dict[str, _Remedy] = _AT_LINE | {
+    "matmul-overflow": _widen,
+    "square-overflow": _widen,
+    "reduction-overflow": _widen,
+    "cast-overflow": _replace_cast,
     "loss-scale-overflow": _lower_scale,
     "optimizer-division-by-zero": _raise_eps,
     "optimizer-overflow": _widen_optimizer,
