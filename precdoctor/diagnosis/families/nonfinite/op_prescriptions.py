@@ -1,7 +1,7 @@
 """The prescription for each cause of a replayed incident: the change, its predicted effect, and the lines to paste.
 
-Causes at the edge of a function's domain are in :mod:`.domain_prescriptions`, code of installed packages in
-:mod:`.library_prescriptions`.
+Causes at the edge of a function's domain are in :mod:`.domain_prescriptions`. Nobody edits the code of an installed
+package: there the change is that of the call, or of the data.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from typing import Any
 
 from precdoctor.diagnosis.advice.wide_weights import wide_weights
 from precdoctor.diagnosis.claims import snippets
-from precdoctor.diagnosis.claims.finding import Phase, Prescription
+from precdoctor.diagnosis.claims.finding import Phase, Prescription, Source, at_line
 from precdoctor.diagnosis.divergence.onset import healthy_norms
 from precdoctor.diagnosis.families.nonfinite import domain_prescriptions as domains
-from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import mask_filling, too_large_constant
+from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import NOTHING_COUNTED, mask_filling, too_large_constant
 from precdoctor.diagnosis.families.nonfinite.culprit import gradient_scale
 from precdoctor.diagnosis.families.nonfinite.incident import Culprit, Incident
-from precdoctor.diagnosis.families.nonfinite.library_prescriptions import change_the_call
 from precdoctor.diagnosis.survey.bad_data import mend_data
 from precdoctor.diagnosis.survey.op_facts import BadSetting, Poisoned
 from precdoctor.diagnosis.survey.rows import known_format
@@ -30,6 +29,19 @@ from precdoctor.numerics.formats import BF16, FP16, FP32, Format
 _MIN_NORMS = 8
 #: Factor over the usual gradient norm above which gradients count as exploded: the ``norm_factor`` of PD605.
 _EXPLOSION_FACTOR = 4.0
+#: The condition that a call's arguments have to meet, by cause.
+_CONDITIONS = {
+    "division-by-zero": "what {op} divides by must not be 0",
+    "optimizer-division-by-zero": "what {op} divides by must not be 0",
+    "log-of-nonpositive": "the operand of {op} must be above 0",
+    "sqrt-of-negative": "the operand of {op} must not be negative",
+    "exp-overflow": "the operand of {op} must be smaller",
+    "domain-error": "the operand of {op} must lie where {op} is defined",
+    "softmax-fully-masked": "no row may be masked throughout",
+    "sqrt-gradient-at-zero": "the operand of {op} must not be 0, where its derivative is infinite",
+    "norm-gradient-at-zero": "the operand of {op} must not be 0, where it has no derivative",
+    "domain-edge-gradient": "the operand of {op} must not lie where its derivative is infinite",
+}
 
 
 def prescribe(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
@@ -88,6 +100,7 @@ def _widen(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
         return _clip_or_lower_rate(view, incident, culprit)
     if narrow is None or reach is None:
         return domains.stop_and_inspect(view, incident, culprit)
+    why = f"the exact result reaches {reach:.4g}, {narrow.name} ends at {narrow.max:g}"
     in_loss = culprit.phase is Phase.LOSS  # FP32 costs little in a loss, and autocast may not cover it
     wide = FP32 if in_loss else BF16
     predicted: dict[str, Any] = {
@@ -97,15 +110,13 @@ def _widen(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     if in_loss:
         name, line = culprit.op.short, "" if culprit.op.in_library else culprit.at_line
         return Prescription(
-            title=f"compute {name} in FP32{line}: the exact result reaches {reach:.4g}, "
-            f"{narrow.name} ends at {narrow.max:g}",
+            title=f"compute {name} in FP32{line}: {why}",
             change={"op": culprit.op.name, "dtype": {"from": narrow.dtype, "to": FP32.dtype}},
             predicted=predicted,
             snippet=f"x = x.float()  # each tensor that {name} reads; in a loss FP32 costs little\n",
         )
     return Prescription(
-        title=f"use BF16 in place of {narrow.name}{culprit.at_line}: the exact result reaches {reach:.4g}, "
-        f"{narrow.name} ends at {narrow.max:g}",
+        title=f"use BF16 in place of {narrow.name}{culprit.at_line}: {why}",
         change={"module": culprit.module, "dtype": {"from": narrow.dtype, "to": BF16.dtype}},
         predicted=predicted,
         snippet=snippets.bfloat16_autocast(view.device),
@@ -271,6 +282,51 @@ def weights_in_float32(view: RunView, narrow: Format, reason: str, predicted: Ma
         change={"weight_dtype": {"from": narrow.dtype, "to": FP32.dtype}},
         predicted=predicted,
         snippet=wide_weights(view, (narrow.dtype,)),
+    )
+
+
+# -- code of installed packages ---------------------------------------------------------------------------------------
+
+
+def user_line(view: RunView, incident: Incident, culprit: Culprit) -> Source | None:
+    """The last line of the user's code on the way to the op; None if the log has none."""
+    replay = culprit.replay
+    if culprit.op.caller is None and replay.called_by_library:  # the user may have called backward()
+        return view.detection(incident.process, incident.step)
+    return culprit.op.caller or replay.call
+
+
+def library_words(view: RunView, incident: Incident, culprit: Culprit) -> str:
+    """A sentence if the op's line is in a library, with the last line of the user's code; else empty."""
+    if not culprit.op.in_library or culprit.source is None:
+        return ""
+    line = user_line(view, incident, culprit)
+    caller = f"; the last line of yours that led there is {line.file}:{line.line}" if line is not None else ""
+    return f" {culprit.source.file} is part of a library{caller}."
+
+
+def change_the_call(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
+    """Change the arguments of the user's call, or the data, because the op's line is in a library."""
+    line, made = user_line(view, incident, culprit), culprit.forward_op or culprit.op
+    change = {"call": None if line is None else f"{line.file}:{line.line}", "module": culprit.module}
+    if any(words in culprit.cause.why for words in NOTHING_COUNTED):
+        return Prescription(
+            title="leave out batches in which nothing is counted: labels that are all ignored, a mask without a 1"
+            + (f" (called{at_line(line)})" if line is not None else ""),
+            change={**change, "filter": "counted"},
+            predicted=culprit.predicted_effect,
+            snippet=(
+                "# where batches are made; -100 is the label that torch and transformers ignore\n"
+                "if not (labels != -100).any():\n"
+                "    raise ValueError('no label of this batch counts: its loss is 0 / 0')\n"
+            ),
+        )
+    wanted = _CONDITIONS.get(culprit.cause.name or "", "they must be such that {op} stays finite").format(op=made.short)
+    return Prescription(
+        title=f"change the arguments of the call{at_line(line)} or the data, not the library: {wanted}",
+        change=change,
+        predicted=culprit.predicted_effect,
+        snippet=snippets.halt_on_nonfinite(culprit.module or ""),
     )
 
 

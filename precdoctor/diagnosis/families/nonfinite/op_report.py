@@ -10,8 +10,7 @@ from typing import Any
 from precdoctor.diagnosis.claims.finding import Location
 from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import ROUNDING_ERROR, UNDERFLOWED
 from precdoctor.diagnosis.families.nonfinite.incident import Cause, Culprit, Incident, Report
-from precdoctor.diagnosis.families.nonfinite.library_prescriptions import library_words
-from precdoctor.diagnosis.families.nonfinite.op_prescriptions import finite_buffer, prescribe
+from precdoctor.diagnosis.families.nonfinite.op_prescriptions import finite_buffer, library_words, prescribe
 from precdoctor.diagnosis.families.nonfinite.tensor_causes import provenance, provenance_words
 from precdoctor.diagnosis.survey.op_facts import BadSetting, Op, Replay, reader_of
 from precdoctor.diagnosis.survey.operand import Operand
