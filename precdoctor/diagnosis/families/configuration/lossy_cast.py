@@ -79,12 +79,8 @@ def check(view: RunView, options: Options) -> Checked:
 
     return check_facts(
         view, ("cast",), guilty, lambda g: _finding(view, g, options), seen="no cast that loses most of a tensor",
-        flushes=_flushes,
+        flushes=lambda f: f.count("flushed") > f.count("clipped"),
     )  # fmt: skip
-
-
-def _flushes(fact: Fact) -> bool:
-    return fact.count("flushed") > fact.count("clipped")
 
 
 def _is_read_back(fact: Fact) -> bool:
