@@ -371,11 +371,6 @@ def evidence_of(group: Group, limits: Mapping[str, float], reason: str) -> dict[
     }
 
 
-def op_words(fact: Fact) -> str:
-    """Return :attr:`Fact.op_words`."""
-    return fact.op_words
-
-
 def place_finding(
     rule: Rule,
     view: RunView,
