@@ -190,12 +190,8 @@ def _finding(view: RunView, key: Key, history: History, growing: Mapping[Key, Tr
 def _prescribe(view: RunView, key: Key, history: History, trend: Trend, rows: Sequence[TensorRow]) -> Prescription:
     change = widening(rows, key, history.dtype, view.device)
     expected, later = (trend.steps_to(fmt.max).estimate for fmt in (history.fmt, change.to))
-    return Prescription(
-        title=f"{change.title} for now: steps to overflow {expected:,.0f} -> {later:,.0f} at the same rate",
-        change=change.change,
-        predicted={"steps_to_overflow": {"from": round(expected), "to": round(later)}},
-        snippet=change.snippet,
-    )
+    effect = f" for now: steps to overflow {expected:,.0f} -> {later:,.0f} at the same rate"
+    return change.prescription(effect, {"steps_to_overflow": {"from": round(expected), "to": round(later)}})
 
 
 # -- logits too coarse for a softmax ----------------------------------------------------------------------------------
