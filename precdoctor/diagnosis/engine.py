@@ -155,17 +155,14 @@ def _outcome(view: RunView, rule: Rule, checked: Checked, findings: Sequence[Fin
 
     If rows are missing, "passed" and "not applicable" become indeterminate.
     """
+    status, reason = checked.status or Status.PASSED, checked.reason
     if checked.findings:
         kept = any(f.code == rule.code for f in findings)
-        reason = checked.reason if kept else f"{checked.reason}; a consequence of another finding"
-        return RuleOutcome(rule.code, rule.name, Status.FAILED, reason)
-    if checked.defect:
-        return RuleOutcome(rule.code, rule.name, Status.INDETERMINATE, checked.reason, defect=True)
-    status, reason = checked.status or Status.PASSED, checked.reason
-    if status is not Status.INDETERMINATE and view.missing is not None:
+        status, reason = Status.FAILED, reason if kept else f"{reason}; a consequence of another finding"
+    elif status is not Status.INDETERMINATE and view.missing is not None:
         found = f"nothing found in {reason}" if status is Status.PASSED else reason
         status, reason = Status.INDETERMINATE, f"{found}, but {view.missing}"
-    return RuleOutcome(rule.code, rule.name, status, reason)
+    return RuleOutcome(rule.code, rule.name, status, reason, checked.defect)
 
 
 def _by_importance(findings: Sequence[Finding]) -> tuple[Finding, ...]:

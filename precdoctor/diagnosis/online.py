@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,6 @@ FROM_THE_START = frozenset({"PD503", "PD605"})
 _Identity = tuple[str, str | None, str | None, str | None]
 
 
-@dataclass(frozen=True)
-class _ExtraCode:
-    """The code and name of a finding that no rule makes, so that ``--halt-on`` can name it."""
-
-    code: str
-    name: str
-
-
 class OnlineRules:
     """Diagnoses a run that is being recorded, look by look, and returns what is new.
 
@@ -52,20 +44,20 @@ class OnlineRules:
         halt_on: Iterable[str] = (),
         *,
         more: Callable[[RunView], Sequence[Finding]] | None = None,
-        more_codes: Mapping[str, str] | None = None,
+        more_rules: Sequence[Named] = (),
     ) -> None:
         """Args:
             settings: every rule's options, by code.
             halt_on: codes, names, families such as ``PD2``, or ``error`` for any finding of that severity.
             more: makes further findings of the window, such as those of a comparison with a reference run.
-            more_codes: codes and names of these further findings.
+            more_rules: code and name of these further findings, so that ``halt_on`` can name them.
 
         Raises:
             UsageError: an unknown rule.
         """
         names = list(halt_on)
         codes = [name for name in names if name.lower() != "error"]
-        known: list[Named] = [*RULES, *(_ExtraCode(code, name) for code, name in (more_codes or {}).items())]
+        known: list[Named] = [*RULES, *more_rules]
         self._halt_codes = frozenset(rule.code for rule in select(known, codes)) if codes else frozenset()
         self._halt_errors = len(codes) < len(names)
         self._more = more or (lambda _view: ())
