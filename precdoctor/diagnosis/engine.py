@@ -147,7 +147,8 @@ def _check(view: RunView, rule: Rule, options: Options) -> Checked:
         raise
     except Exception as error:  # noqa: BLE001 - logged with the traceback; the other rules still run
         _LOG.exception("%s %s failed", rule.code, rule.name)
-        return Checked.failed(f"{type(error).__name__} in precdoctor; please report it with the lines on stderr")
+        reason = f"{type(error).__name__} in precdoctor; please report it with the lines on stderr"
+        return Checked((), reason, Status.INDETERMINATE, defect=True)
 
 
 def _outcome(view: RunView, rule: Rule, checked: Checked, findings: Sequence[Finding]) -> RuleOutcome:

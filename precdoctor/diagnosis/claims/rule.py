@@ -74,11 +74,6 @@ class Checked:
     defect: bool = False
 
     @classmethod
-    def failed(cls, reason: str) -> Checked:
-        """Return the outcome of a rule that raised an unexpected exception."""
-        return cls((), reason, Status.INDETERMINATE, defect=True)
-
-    @classmethod
     def not_applicable(cls, reason: str) -> Checked:
         """Return the outcome of a rule that has nothing to check in this run."""
         return cls((), reason, Status.NOT_APPLICABLE)

@@ -176,7 +176,6 @@ class _Clamp:
         steps: recorded steps of the tensor.
     """
 
-    key: Key
     share: float
     row: TensorRow
     before: TensorRow
@@ -196,7 +195,7 @@ def _clamp(view: RunView, key: Key, history: History) -> _Clamp | None:
     if len(seen) < _CLAMP_STEPS // 2:
         return None
     _, row, before, rows = max(seen, key=lambda s: s[0])
-    return _Clamp(key, median(s[0] for s in seen), row, before, rows, len(history.amax))
+    return _Clamp(median(s[0] for s in seen), row, before, rows, len(history.amax))
 
 
 def _tensor_before(row: TensorRow, rows: Sequence[TensorRow]) -> TensorRow | None:
@@ -213,7 +212,7 @@ def _share_beyond(row: TensorRow, fmt: Format) -> float:
 
 def _clamp_finding(view: RunView, found: _Clamp, options: Options) -> Finding:
     row, before, limit = found.row, found.before, options["clamped_share"]
-    change = widening(found.rows, found.key, row.dtype, view.device)
+    change = widening(found.rows, row.key, row.dtype, view.device)
     largest = format_of_dtype(row.dtype).max
     effect = f", without the clamp: clamped {percent(found.share)} -> 0 %"
     predicted = {"clamped_share": {"from": found.share, "to": _share_beyond(before, change.to)}}
