@@ -27,7 +27,6 @@ from precdoctor.diagnosis.survey.gradient_underflow import (
     is_harmed,
     survey,
 )
-from precdoctor.diagnosis.survey.origin import is_below
 from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, Key, TensorRow
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP16
@@ -90,7 +89,8 @@ def higher_level(view: RunView, lost: LostGradient, layer: Overflow | None, leve
         return (bfloat16,)
     gradients = survey(view, max_steps=MAX_STEPS.default, dying_share=_FLUSHED)
     rows = view.rows(*lost.series.worst)
-    largest = max((r.amax or 0.0 for r in rows if r.kind in BACKWARD_KINDS and not _overlaps(r, layer)), default=0.0)
+    apart = (r for r in rows if r.kind in BACKWARD_KINDS and not layer.holds(r) and not layer.lies_in(r))
+    largest = max((r.amax or 0.0 for r in apart), default=0.0)
     if not largest:
         return (bfloat16,)
     others = replace(gradients, headroom=FP16.headroom(largest))
@@ -125,10 +125,3 @@ def largest_gradient(rows: Sequence[TensorRow]) -> Overflow | None:
     if row is None:
         return None
     return Overflow(row, row.root, row.module, row.module_class, Phase.BACKWARD, (row,), row.dtype)
-
-
-def _overlaps(row: TensorRow, layer: Overflow) -> bool:
-    """Whether a gradient belongs to the overflowing layer, or to a module around or inside it."""
-    if row.root != layer.root:
-        return False
-    return row.module == layer.module or is_below(row.module, layer.module) or is_below(layer.module, row.module)
