@@ -112,6 +112,7 @@ class Rule:
         severity: Severity | None = None,
         cause: str | None = None,
         evidence: Mapping[str, Any] | None = None,
+        prescription: Prescription | None = None,
         prescriptions: Sequence[Prescription] = (),
     ) -> Finding:
         """Return a finding with this rule's code and name.
@@ -120,6 +121,7 @@ class Rule:
             confidence: probability that the claim is right, in [0, 1].
             severity: by default the rule's own.
             evidence: measured values and limits; see :class:`.finding.Finding`.
+            prescription: the only prescription; several are passed as ``prescriptions``.
         """
         return Finding(
             code=self.code,
@@ -131,7 +133,7 @@ class Rule:
             location=location,
             cause=cause,
             evidence={} if evidence is None else evidence,
-            prescriptions=prescriptions,
+            prescriptions=prescriptions if prescription is None else (prescription,),
         )
 
     def markdown(self) -> str:

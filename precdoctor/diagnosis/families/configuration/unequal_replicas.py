@@ -264,13 +264,11 @@ def _apart_finding(first: Difference, matrices: int, module_class: str | None) -
             "weights": [first.evidence],
             "confidence_reason": "ranks that average their weights more rarely than recorded look the same",
         },
-        prescriptions=(
-            Prescription(
-                title=f"wrap the model: differing weights {matrices} -> 0",
-                change={"gradient_reduction": {"from": False, "to": True}},
-                predicted={"differing_weights": {"from": matrices, "to": 0}},
-                snippet=_WRAPPED.lstrip("\n"),
-            ),
+        prescription=Prescription(
+            title=f"wrap the model: differing weights {matrices} -> 0",
+            change={"gradient_reduction": {"from": False, "to": True}},
+            predicted={"differing_weights": {"from": matrices, "to": 0}},
+            snippet=_WRAPPED.lstrip("\n"),
         ),
     )
 

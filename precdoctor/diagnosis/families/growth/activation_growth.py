@@ -183,7 +183,7 @@ def _finding(view: RunView, key: Key, history: History, growing: Mapping[Key, Tr
             "confidence_reason": left.reason,
             **tensor_evidence(row, [r for r in rows if r.kind in FORWARD_KINDS]),
         },
-        prescriptions=(_prescribe(view, key, history, trend, rows),),
+        prescription=_prescribe(view, key, history, trend, rows),
     )
 
 
@@ -290,15 +290,13 @@ def _coarse_finding(coarse: Mapping[Key, _CoarseLogits], options: Options) -> Fi
             ],
             "confidence_reason": "a softmax of as many elements follows it; the cost of the rounding is not measured",
         },
-        prescriptions=(
-            Prescription(
-                title=f"cap the logits softly at {_CAP:g}: spacing {logits.spacing:g} -> {capped:g} nats",
-                change={"module": key[1], "logit_cap": _CAP},
-                predicted={"spacing_nats": {"from": logits.spacing, "to": capped}},
-                snippet=(
-                    "import torch\n\n"
-                    f"logits = {_CAP!r} * torch.tanh(logits / {_CAP!r})  # divide attention logits by sqrt(d) before\n"
-                ),
+        prescription=Prescription(
+            title=f"cap the logits softly at {_CAP:g}: spacing {logits.spacing:g} -> {capped:g} nats",
+            change={"module": key[1], "logit_cap": _CAP},
+            predicted={"spacing_nats": {"from": logits.spacing, "to": capped}},
+            snippet=(
+                "import torch\n\n"
+                f"logits = {_CAP!r} * torch.tanh(logits / {_CAP!r})  # divide attention logits by sqrt(d) before\n"
             ),
         ),
     )

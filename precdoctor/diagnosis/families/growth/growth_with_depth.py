@@ -248,7 +248,7 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
             "confidence_reason": f"it grows in {rising_share(_sizes(chain)):.0%} of the steps along them",
             **chain_evidence(row, mine),
         },
-        prescriptions=(_prescribe(chain, first, last, gain, grown),),
+        prescription=_prescribe(chain, first, last, gain, grown),
     )
 
 

@@ -137,7 +137,7 @@ def _finding(view: RunView, key: Key, history: History, near: Mapping[Key, Histo
             "confidence_reason": "the largest magnitude is exact",
             **tensor_evidence(row, rows),
         },
-        prescriptions=(_wider_format(view, key, history, amax, rows),),
+        prescription=_wider_format(view, key, history, amax, rows),
     )
 
 
@@ -236,7 +236,7 @@ def _clamp_finding(view: RunView, found: _Clamp, options: Options) -> Finding:
             **tensor_evidence(row, found.rows),
             "confidence_reason": "counted in the tensor before; that this is the clamped one is inferred",
         },
-        prescriptions=(change.prescription(effect, predicted),),
+        prescription=change.prescription(effect, predicted),
     )
 
 

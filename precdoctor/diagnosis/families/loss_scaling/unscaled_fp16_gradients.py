@@ -111,16 +111,14 @@ def _finding(
             **gradient_evidence(rows, row),
             "confidence_reason": "fewer than four steps were sampled" if few else "subnormal elements are counted",
         },
-        prescriptions=(
-            Prescription(
-                title=f"GradScaler at 2^{exponent}: subnormal {percent(subnormal_share(row, 0))} -> {percent(after)}",
-                change={"loss_scale": {"from": 1.0, "to": 2.0**exponent}},
-                predicted={
-                    "subnormal_share": {"from": subnormal_share(row, 0), "to": after},
-                    "headroom_binades": {"from": round(found.headroom, 1), "to": round(found.headroom - exponent, 1)},
-                },
-                snippet=snippets.grad_scaler(view.device, 2.0**exponent),
-            ),
+        prescription=Prescription(
+            title=f"GradScaler at 2^{exponent}: subnormal {percent(subnormal_share(row, 0))} -> {percent(after)}",
+            change={"loss_scale": {"from": 1.0, "to": 2.0**exponent}},
+            predicted={
+                "subnormal_share": {"from": subnormal_share(row, 0), "to": after},
+                "headroom_binades": {"from": round(found.headroom, 1), "to": round(found.headroom - exponent, 1)},
+            },
+            snippet=snippets.grad_scaler(view.device, 2.0**exponent),
         ),
     )
 

@@ -136,7 +136,7 @@ def _harmless_finding(row: TensorRow, process: Process, step: int, steps: int) -
         location=location(row, Phase.DATA, process, step),
         cause="nonfinite-input-batch",
         evidence={"range": range_evidence(row), "bad_batches": steps, "confidence_reason": "the values are in the log"},
-        prescriptions=(drop_samples(as_given(row), step),),
+        prescription=drop_samples(as_given(row), step),
     )
 
 
@@ -222,13 +222,11 @@ def _extreme_finding(view: RunView, extremes: list[_ExtremeBatch], options: Opti
         location=tensor_location(e.key, "", "batch", Phase.DATA, e.process, e.step),
         cause="extreme-input-batch",
         evidence=evidence,
-        prescriptions=(
-            Prescription(
-                title=f"clamp the input to the range of earlier batches (+-{clamp:g}) or drop the sample",
-                change={"clamp": clamp},
-                predicted={"amax": {"from": e.amax, "to": clamp}},
-                snippet=f"batch = batch.clamp(-{clamp!r}, {clamp!r})\n",
-            ),
+        prescription=Prescription(
+            title=f"clamp the input to the range of earlier batches (+-{clamp:g}) or drop the sample",
+            change={"clamp": clamp},
+            predicted={"amax": {"from": e.amax, "to": clamp}},
+            snippet=f"batch = batch.clamp(-{clamp!r}, {clamp!r})\n",
         ),
     )
 

@@ -119,7 +119,7 @@ def _finding(view: RunView, rule: Rule, options: Options, incident: Incident, de
         location=location,
         cause=incident.cause.name,
         evidence=evidence,
-        prescriptions=(report.prescription,),
+        prescription=report.prescription,
     )
 
 
