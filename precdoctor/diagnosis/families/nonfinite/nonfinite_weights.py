@@ -113,12 +113,11 @@ def _prescribe(view: RunView, incident: Incident) -> Prescription:
         )
     count = row.non_finite if row is not None else None
     now = f" ({there_are(count, 'element')} non-finite now)" if count else ""
-    finite = {"nonfinite_elements": {"from": count, "to": 0}}
     if incident.how == "start":
         return Prescription(
             title=f"initialise every parameter, or load a finite checkpoint{now}",
             change={"checkpoint_at_or_before": None},
-            predicted=finite,
+            predicted={"nonfinite_elements": {"from": count, "to": 0}},
             snippet=(
                 "import torch\n\n"
                 "bad = [n for n, p in model.named_parameters() if not torch.isfinite(p).all()]\n"
@@ -128,7 +127,7 @@ def _prescribe(view: RunView, incident: Incident) -> Prescription:
     return Prescription(
         title=f"load a finite checkpoint and check it{now}",
         change={"checkpoint_at_or_before": incident.last_finite},
-        predicted=finite,
+        predicted={"nonfinite_elements": {"from": count, "to": 0}},
         snippet=(
             "import torch\n\n"
             "state = torch.load('checkpoint.pt', weights_only=True)\n"
