@@ -245,12 +245,12 @@ def _online(
 
     more: dict[str, Any] = {}
     if reference is not None:
-        from precdoctor.comparison.leading import CODES, leading_findings
+        from precdoctor.comparison.leading import INDICATORS, leading_findings
         from precdoctor.diagnosis.engine import view_of
         from precdoctor.runlog import open_run
 
         healthy = view_of(open_run(reference))
-        more = {"more": lambda view: leading_findings(healthy, view), "more_codes": CODES}
+        more = {"more": lambda view: leading_findings(healthy, view), "more_rules": INDICATORS}
     rules = OnlineRules(resolve_options(rule_options(settings)), halt_on, **more)
     return Online(
         look=lambda run, last: rules.look(run, last=last),

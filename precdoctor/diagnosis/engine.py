@@ -147,7 +147,8 @@ def _check(view: RunView, rule: Rule, options: Options) -> Checked:
         raise
     except Exception as error:  # noqa: BLE001 - logged with the traceback; the other rules still run
         _LOG.exception("%s %s failed", rule.code, rule.name)
-        return Checked.failed(f"{type(error).__name__} in precdoctor; please report it with the lines on stderr")
+        reason = f"{type(error).__name__} in precdoctor; please report it with the lines on stderr"
+        return Checked((), reason, Status.INDETERMINATE, defect=True)
 
 
 def _outcome(view: RunView, rule: Rule, checked: Checked, findings: Sequence[Finding]) -> RuleOutcome:
@@ -155,18 +156,14 @@ def _outcome(view: RunView, rule: Rule, checked: Checked, findings: Sequence[Fin
 
     If rows are missing, "passed" and "not applicable" become indeterminate.
     """
+    status, reason = checked.status or Status.PASSED, checked.reason
     if checked.findings:
         kept = any(f.code == rule.code for f in findings)
-        reason = checked.reason if kept else f"{checked.reason}; a consequence of another finding"
-        return RuleOutcome(rule.code, rule.name, Status.FAILED, reason)
-    if checked.defect:
-        return RuleOutcome(rule.code, rule.name, Status.INDETERMINATE, checked.reason, defect=True)
-    status, reason = checked.status or Status.PASSED, checked.reason
-    if status is Status.PASSED and view.missing is not None:
-        status, reason = Status.INDETERMINATE, f"nothing found in {reason}, but {view.missing}"
-    elif status is Status.NOT_APPLICABLE and view.missing is not None:
-        status, reason = Status.INDETERMINATE, f"{reason}, but {view.missing}"
-    return RuleOutcome(rule.code, rule.name, status, reason)
+        status, reason = Status.FAILED, reason if kept else f"{reason}; a consequence of another finding"
+    elif status is not Status.INDETERMINATE and view.missing is not None:
+        found = f"nothing found in {reason}" if status is Status.PASSED else reason
+        status, reason = Status.INDETERMINATE, f"{found}, but {view.missing}"
+    return RuleOutcome(rule.code, rule.name, status, reason, checked.defect)
 
 
 def _by_importance(findings: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from precdoctor.diagnosis.claims.finding import Finding, Severity, jsonable
-from precdoctor.diagnosis.claims.rule import Options, Rule
+from precdoctor.diagnosis.claims.rule import Options
 from precdoctor.diagnosis.engine import diagnose_view
-from precdoctor.diagnosis.registry import RULES, Named, select, select_rules
+from precdoctor.diagnosis.registry import RULES, Named, select
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import RunUnreadableError
 from precdoctor.runlog.filters import Filters, query
@@ -29,14 +29,6 @@ WINDOW = 4096
 FROM_THE_START = frozenset({"PD503", "PD605"})
 
 _Identity = tuple[str, str | None, str | None, str | None]
-
-
-@dataclass(frozen=True)
-class _ExtraCode:
-    """The code and name of a finding that no rule makes, so that ``--halt-on`` can name it."""
-
-    code: str
-    name: str
 
 
 class OnlineRules:
@@ -52,20 +44,20 @@ class OnlineRules:
         halt_on: Iterable[str] = (),
         *,
         more: Callable[[RunView], Sequence[Finding]] | None = None,
-        more_codes: Mapping[str, str] | None = None,
+        more_rules: Sequence[Named] = (),
     ) -> None:
         """Args:
             settings: every rule's options, by code.
             halt_on: codes, names, families such as ``PD2``, or ``error`` for any finding of that severity.
             more: makes further findings of the window, such as those of a comparison with a reference run.
-            more_codes: codes and names of these further findings.
+            more_rules: code and name of these further findings, so that ``halt_on`` can name them.
 
         Raises:
             UsageError: an unknown rule.
         """
         names = list(halt_on)
         codes = [name for name in names if name.lower() != "error"]
-        known: list[Named] = [*RULES, *(_ExtraCode(code, name) for code, name in (more_codes or {}).items())]
+        known: list[Named] = [*RULES, *more_rules]
         self._halt_codes = frozenset(rule.code for rule in select(known, codes)) if codes else frozenset()
         self._halt_errors = len(codes) < len(names)
         self._more = more or (lambda _view: ())
@@ -94,18 +86,13 @@ class OnlineRules:
         first, self._steps = span
         from_here = max(first, self._steps - WINDOW + 1)
         view = RunView(Window(run, from_here) if from_here > first else run)
-        rules = self._rules(whole=from_here == first)
+        rules = [r for r in RULES if from_here == first or r.code not in FROM_THE_START]
         found = [*diagnose_view(view, rules, self._settings).findings, *self._more(view)]
         now = {_identity(f): f for f in found}
         before, self._seen = self._seen, frozenset(now)
         new = [f for key, f in now.items() if key not in self._reported and (last or key in before)]
         self._reported.update(_identity(f) for f in new)
         return new
-
-    @staticmethod
-    def _rules(*, whole: bool) -> Sequence[Rule]:
-        usual = select_rules()
-        return usual if whole else [r for r in usual if r.code not in FROM_THE_START]
 
     def halts(self, finding: Finding) -> bool:
         """Return whether ``--halt-on`` stops the run because of this finding; never for severity ``info``."""
@@ -126,12 +113,8 @@ def _identity(finding: Finding) -> _Identity:
 
 def _span(run: Run) -> tuple[int, int] | None:
     """Return the first and last recorded step; None if there is none yet."""
-    first, last = None, None
-    for batch in run.batches("steps", columns=["step"]):
-        ends = pc.min_max(batch.column(0)).as_py()
-        first = ends["min"] if first is None else min(first, ends["min"])
-        last = ends["max"] if last is None else max(last, ends["max"])
-    return None if first is None or last is None else (first, last)
+    steps = [batch.column(0) for batch in run.batches("steps", columns=["step"]) if batch.num_rows]
+    return (min(pc.min(s).as_py() for s in steps), max(pc.max(s).as_py() for s in steps)) if steps else None
 
 
 class Window(Run):

@@ -65,12 +65,14 @@ def _worst_rows(view: RunView, guilty: Mapping[Key, GradientSeries]) -> Iterable
 
 def _worst_share(rows: Sequence[tuple[TensorRow, Format]], binades: int) -> float:
     """Return the largest flushed share among ``rows`` if the loss is multiplied by ``2**binades``."""
-    worst = 0.0
-    for row, fmt in rows:
-        tail = tail_of(row, fmt)
-        intended = tail.total + row.numel - row.zero
-        worst = max(worst, tail.still_flushed(fmt, 2.0**binades) / intended if intended else 0.0)
-    return worst
+    return max((share_flushed(row, fmt, fmt, 2.0**binades) for row, fmt in rows), default=0.0)
+
+
+def share_flushed(row: TensorRow, fmt: Format, to: Format, scale: float) -> float:
+    """Return the share of a gradient in ``fmt`` that the format ``to`` flushes if the loss is times ``scale``."""
+    tail = tail_of(row, fmt)
+    intended = tail.total + row.numel - row.zero
+    return tail.still_flushed(to, scale) / intended if intended else 0.0
 
 
 def _worst_subnormal_share(rows: Sequence[tuple[TensorRow, Format]], binades: int) -> float:

@@ -74,11 +74,6 @@ class Checked:
     defect: bool = False
 
     @classmethod
-    def failed(cls, reason: str) -> Checked:
-        """Return the outcome of a rule that raised an unexpected exception."""
-        return cls((), reason, Status.INDETERMINATE, defect=True)
-
-    @classmethod
     def not_applicable(cls, reason: str) -> Checked:
         """Return the outcome of a rule that has nothing to check in this run."""
         return cls((), reason, Status.NOT_APPLICABLE)
@@ -117,6 +112,7 @@ class Rule:
         severity: Severity | None = None,
         cause: str | None = None,
         evidence: Mapping[str, Any] | None = None,
+        prescription: Prescription | None = None,
         prescriptions: Sequence[Prescription] = (),
     ) -> Finding:
         """Return a finding with this rule's code and name.
@@ -125,6 +121,7 @@ class Rule:
             confidence: probability that the claim is right, in [0, 1].
             severity: by default the rule's own.
             evidence: measured values and limits; see :class:`.finding.Finding`.
+            prescription: the only prescription; several are passed as ``prescriptions``.
         """
         return Finding(
             code=self.code,
@@ -136,7 +133,7 @@ class Rule:
             location=location,
             cause=cause,
             evidence={} if evidence is None else evidence,
-            prescriptions=prescriptions,
+            prescriptions=prescriptions if prescription is None else (prescription,),
         )
 
     def markdown(self) -> str:

@@ -94,7 +94,7 @@ def finding(rule: Rule, view: RunView, found: Unzeroed, limit: float, exploded: 
             "last_bad_step": found.last,
             "confidence_reason": "before each backward pass the gradients were what the step before had applied",
         },
-        prescriptions=(cure(steps, found),),  # clipping would not remove the cause
+        prescription=cure(steps, found),  # clipping would not remove the cause
     )  # fmt: skip
 
 

@@ -120,7 +120,7 @@ def _divergence(view: RunView, process: Process, step: int) -> Divergence | None
 def _optimizer_divergence(
     view: RunView, process: Process, steps: Sequence[StepFacts], incident: int, updates: Updates
 ) -> Divergence | None:
-    at = _departure(steps, updates)
+    at = departure(steps, updates)
     jump = jump_before(steps, len(steps) if at is None else at + 1)
     falls = _unbounded_from(steps)
     at = next((i for i in (jump, falls, at) if i is not None), None)
@@ -154,22 +154,12 @@ def _optimizer_divergence(
 # -- the first step out of line ---------------------------------------------------------------------------------------
 
 
-def departure(steps: Sequence[StepFacts]) -> int | None:
+def departure(steps: Sequence[StepFacts], updates: Updates | None = None) -> int | None:
     """Return the index from which on loss or gradient norm are out of line; None unless the last step is.
 
-    Norms and losses before the index are healthy.
+    Norms and losses before the index are healthy. With ``updates`` replaced weights also count, even by the first
+    update alone.
     """
-    return _departure(steps, None)
-
-
-def course_left(steps: Sequence[StepFacts], at: int) -> int:
-    """Return the index at which training diverged, given that ``steps[at]`` is out of line; at most ``at``."""
-    jump, left = jump_before(steps, at + 1), departure(steps[: at + 1])
-    return min(i for i in (jump, left, at) if i is not None)
-
-
-def _departure(steps: Sequence[StepFacts], updates: Updates | None) -> int | None:
-    """Return :func:`departure`; with ``updates`` replaced weights also count, even by the first update alone."""
     norms = calm([s.grad_norm for s in steps])
     losses = calm([s.loss if s.loss is not None and s.loss > 0.0 else None for s in steps])
     first = next((s.loss for s in steps if s.loss is not None), None)
@@ -192,6 +182,12 @@ def _departure(steps: Sequence[StepFacts], updates: Updates | None) -> int | Non
     while at > 0 and out_of_line(at - 1, _RISING, 1.0):
         at -= 1
     return at
+
+
+def course_left(steps: Sequence[StepFacts], at: int) -> int:
+    """Return the index at which training diverged, given that ``steps[at]`` is out of line; at most ``at``."""
+    jump, left = jump_before(steps, at + 1), departure(steps[: at + 1])
+    return min(i for i in (jump, left, at) if i is not None)
 
 
 def _ruined_by_first_update(steps: Sequence[StepFacts], updates: Updates) -> bool:
@@ -379,8 +375,8 @@ def _links(
     first = next((s for s in later if (updates.ratio(s.step) or 0.0) >= REPLACED), None)
     if first is not None:
         ratio, parameter = updates.largest(first.step, first.step + 1)
-        usual = [r for s in steps[:at] if (r := updates.ratio(s.step)) is not None]
-        links.append(Link(first.step, f"update / weight of `{parameter}`", ratio or 0.0, _usual_level(usual)))
+        usual = _usual_level([updates.ratio(s.step) for s in steps[:at]])
+        links.append(Link(first.step, f"update / weight of `{parameter}`", ratio or 0.0, usual))
     links += _rise(later, "loss", losses[at:], _usual_level(losses[:at]))
     return tuple(sorted(links, key=lambda link: link.step))
 

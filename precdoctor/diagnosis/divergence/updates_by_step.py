@@ -41,10 +41,9 @@ class Updates:
         ``(None, "")`` if none was recorded.
         """
         steps = [s for s in sorted(self.updates) if first <= s < end and self.ratios(s)]
-        found = [max((r, p) for p, r in self.ratios(s).items()) for s in steps]
-        worst = found[0] if found else None
-        for each in found[:2]:  # the root's own update, or the next one
-            worst = each if worst is None or each[0] > worst[0] else worst
+        nearest = steps[:2]  # the root's own update, or the next one
+        found = [max((r, p) for p, r in self.ratios(s).items()) for s in nearest]
+        worst = max(found, key=lambda f: f[0], default=None)
         return (None, "") if worst is None else (worst[0], parameter_label(worst[1]))
 
     def factors(self, step: int) -> list[float]:

@@ -51,7 +51,7 @@ def _translation(view: RunView, finding: Finding, change: Mapping[str, Any]) -> 
     for key, translate in _BY_KEY.items():
         if key in change:
             try:
-                found = translate(view, finding, change)
+                found = translate if isinstance(translate, str) else translate(view, finding, change)
                 return (found, "") if isinstance(found, tuple) else ((), found)
             except UsageError:  # the setting cannot take the value: a damaged log, or another meaning
                 return (), _EDIT
@@ -118,12 +118,9 @@ def _master_weights(_view: RunView, _finding: Finding, change: Mapping[str, Any]
     return (_change("optimizer.master_weights", *_ends(change["weight_dtype"])),)
 
 
-def _clip_order(_view: RunView, _finding: Finding, _wanted: Mapping[str, Any]) -> str:
-    return "the order of calls is the script's: call scaler.unscale_(optimizer) before clipping"
-
-
-_BY_KEY: Mapping[str, Callable[[RunView, Finding, Mapping[str, Any]], tuple[Change, ...] | str]] = {
-    "buffer": lambda _view, _finding, _wanted: "the buffer is made in the script",
+#: What makes the changes of a prescription with this key, or why they take an edit.
+_BY_KEY: Mapping[str, Callable[[RunView, Finding, Mapping[str, Any]], tuple[Change, ...] | str] | str] = {
+    "buffer": "the buffer is made in the script",
     "dtype": _module_format,
     "autocast_dtype": _autocast,
     "loss_scale": _scaler,
@@ -132,7 +129,7 @@ _BY_KEY: Mapping[str, Callable[[RunView, Finding, Mapping[str, Any]], tuple[Chan
     "scaler_enabled": _scaler_off,
     "eps": _eps,
     "weight_dtype": _master_weights,
-    "unscale_before_clip": _clip_order,
+    "unscale_before_clip": "the order of calls is the script's: call scaler.unscale_(optimizer) before clipping",
 }
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from precdoctor.diagnosis.advice.larger_loss_scale import share_flushed
 from precdoctor.diagnosis.claims.finding import Finding, Prescription
 from precdoctor.diagnosis.families.nonfinite.culprit import culprit_at
 from precdoctor.diagnosis.offline.replay.gradients import run_gradients
@@ -17,7 +18,7 @@ from precdoctor.diagnosis.offline.replay.loss_scale import default_process
 from precdoctor.diagnosis.offline.replay.updates import recorded_policy
 from precdoctor.diagnosis.prescriptions import measures
 from precdoctor.diagnosis.prescriptions.measures import MEASURES, Measure, Scope
-from precdoctor.diagnosis.survey.gradient_underflow import computed_in, examined_steps, tail_of
+from precdoctor.diagnosis.survey.gradient_underflow import computed_in, examined_steps
 from precdoctor.diagnosis.survey.rows import TensorRow
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import BF16, FP32, Format
@@ -121,13 +122,9 @@ def _of_gradient(view: RunView, finding: Finding, changes: Sequence[Change]) -> 
         return []
     shares = []
     for row in _rows(view, scope):
-        fmt = computed_in(view, row)
-        if fmt is None:
-            continue
-        tail = tail_of(row, fmt)
-        intended = tail.total + row.numel - row.zero
-        target, factor = (BF16, 1.0) if wide else (fmt, (init or 1.0) / (row.scale or 1.0))
-        shares.append(tail.still_flushed(target, factor) / intended if intended else 0.0)
+        if (fmt := computed_in(view, row)) is not None:
+            target, factor = (BF16, 1.0) if wide else (fmt, (init or 1.0) / (row.scale or 1.0))
+            shares.append(share_flushed(row, fmt, target, factor))
     return _effect(view, "flushed_share", median(shares) if shares else None, scope)
 
 
@@ -168,8 +165,7 @@ def _of_module(view: RunView, finding: Finding, rule: Prescription, change: Chan
 
 def _least_headroom(view: RunView, scope: Scope, fmt: Format) -> float | None:
     """Return the headroom that the scope's largest recorded amax has in ``fmt``, in binades; None without a value."""
-    terms = [("root", "==", scope.root), ("module", "==", scope.module), ("name", "==", scope.name)]
-    amax = float(view.measured((), (scope.kind,), columns=("amax",), where=terms)["amax"].max())
+    amax = float(view.measured((), (scope.kind,), columns=("amax",), where=scope.place_terms)["amax"].max())
     return fmt.headroom(amax) if amax > 0.0 else None
 
 

@@ -10,6 +10,14 @@ from precdoctor.runlog.changes import Change, Value
 #: Framework -> lines to paste.
 Edits = dict[str, str]
 
+_IN_BFLOAT16: Edits = {
+    "lightning": "from lightning.pytorch import Trainer\n\ntrainer = Trainer(precision='bf16-mixed')\n",
+    "accelerate": "from accelerate import Accelerator\n\naccelerator = Accelerator(mixed_precision='bf16')\n",
+    "transformers": (
+        "from transformers import TrainingArguments\n\narguments = TrainingArguments(output_dir='out', bf16=True)\n"
+    ),
+}
+
 
 def edits(changes: Sequence[Change], device: str) -> Edits:
     """Return ``{framework: lines to paste}`` for a set of changes made together; empty if no edit is known.
@@ -49,17 +57,7 @@ def _scaler(settings: Mapping[str, Value], device: str) -> Edits:
 
 
 def _bfloat16(_change: Change, device: str) -> Edits:
-    return {"torch": snippets.bfloat16_autocast(device), **_in_bfloat16()}
-
-
-def _in_bfloat16() -> Edits:
-    return {
-        "lightning": "from lightning.pytorch import Trainer\n\ntrainer = Trainer(precision='bf16-mixed')\n",
-        "accelerate": "from accelerate import Accelerator\n\naccelerator = Accelerator(mixed_precision='bf16')\n",
-        "transformers": (
-            "from transformers import TrainingArguments\n\narguments = TrainingArguments(output_dir='out', bf16=True)\n"
-        ),
-    }
+    return {"torch": snippets.bfloat16_autocast(device), **_IN_BFLOAT16}
 
 
 def _module(change: Change, device: str) -> Edits:
@@ -70,7 +68,7 @@ def _module(change: Change, device: str) -> Edits:
 def _without_scaler(_change: Change, _device: str) -> Edits:
     return {
         "torch": "loss.backward()\noptimizer.step()  # no scaler.scale, scaler.step, scaler.update\n",
-        **_in_bfloat16(),
+        **_IN_BFLOAT16,
     }
 
 
@@ -109,7 +107,7 @@ def _master_weights(_change: Change, device: str) -> Edits:
             f"with torch.autocast({device!r}, dtype=torch.bfloat16):\n"
             "    loss = compute_loss(model, batch)\n"
         ),
-        **_in_bfloat16(),
+        **_IN_BFLOAT16,
     }
 
 

@@ -46,6 +46,10 @@ class Scope:
     def key(self) -> Key:
         return (self.root, self.module, self.kind, self.name, self.call)
 
+    @property
+    def place_terms(self) -> list[tuple[str, str, Any]]:
+        return [("root", "==", self.root), ("module", "==", self.module), ("name", "==", self.name)]
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -116,14 +120,10 @@ def _is_wide(view: RunView, scope: Scope) -> bool:
 
 
 def _headroom(view: RunView, scope: Scope) -> float | None:
-    terms = [*_place_terms(scope), ("call", "==", scope.call), ("amax", ">", 0.0)]
+    terms = [*scope.place_terms, ("call", "==", scope.call), ("amax", ">", 0.0)]
     rows = view.measured((), (scope.kind,), columns=("amax", "dtype"), where=terms)
     largest = rows.groupby("dtype", observed=True)["amax"].max()
     return min((f.headroom(a) for d, a in largest.items() if (f := known_format(str(d))) is not None), default=None)
-
-
-def _place_terms(scope: Scope) -> list[tuple[str, str, Any]]:
-    return [("root", "==", scope.root), ("module", "==", scope.module), ("name", "==", scope.name)]
 
 
 def eps_of(view: RunView) -> float | None:
@@ -137,7 +137,7 @@ def given_gradients(view: RunView, scope: Scope) -> pd.DataFrame:
     One row per sampled step, with ``exp_lo``, ``exp_hist``, ``numel`` and ``sum_sq``.
     """
     columns = ("exp_lo", "exp_hist", "numel", "sum_sq", "nan")
-    rows = view.measured(("multiplier",), (scope.kind,), columns=columns, where=_place_terms(scope))
+    rows = view.measured(("multiplier",), (scope.kind,), columns=columns, where=scope.place_terms)
     rows = rows[rows["sum_sq"].notna() & (rows["nan"] == 0) & (rows["multiplier"] == 1.0)]
     held: pd.DataFrame = rows[histograms(rows).total > 0]
     return held

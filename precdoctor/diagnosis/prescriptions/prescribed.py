@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, Prescription
 from precdoctor.diagnosis.prescriptions.candidates import Candidate, candidates
 from precdoctor.diagnosis.prescriptions.effects import Effect, effects
 from precdoctor.diagnosis.prescriptions.frameworks import edits
-from precdoctor.diagnosis.survey.parameters import states_per_parameter
+from precdoctor.diagnosis.survey.parameters import HALF, states_per_parameter
 from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.runlog.changes import Change
@@ -93,7 +93,7 @@ def _prescription_of(view: RunView, finding: Finding, rule: Prescription, candid
         why_not="" if usable else candidate.why_not or _NO_NUMBER,
         changes=candidate.changes,
         effects=tuple(known_effects),
-        memory_bytes=memory_bytes(view, candidate.changes) if candidate.changes else None,
+        memory_bytes=sum(_memory_of(view, c) for c in candidate.changes) if candidate.changes else None,
         evidence={k: v for k, v in jsonable(finding.evidence).items() if _is_number(v)},
         rule_predicts=None if alternative or usable else _numbers(rule.predicted),
         snippets=edits(candidate.changes, view.device) or ({} if alternative else {"torch": rule.snippet}),
@@ -115,29 +115,17 @@ def _numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def memory_bytes(view: RunView, changes: Iterable[Change]) -> int:
-    """Estimate the additional memory of wider activations, weights and optimizer states, per process."""
-    return sum(_memory_of(view, change) for change in changes)
-
-
 def _memory_of(view: RunView, change: Change) -> int:
-    """Return the additional bytes of one change; 0 for changes that widen nothing."""
+    """Estimate the additional bytes of a change per process: wider activations, weights and optimizer states."""
     if change.setting == "optimizer.master_weights":
-        elements = sum(n for _, n, dtype in _weights(view) if dtype in ("float16", "bfloat16"))
+        elements = sum(n for _, n, dtype in _weights(view) if dtype in HALF)
         return elements * (4 + 2 * states_per_parameter(view))  # the master, and optimizer states that become FP32
     if change.setting != "module.dtype" or change.to != "float32":
         return 0
-    below = [n for module, n, dtype in _weights(view) if dtype in ("float16", "bfloat16") and _within(module, change)]
-    step = next(iter(view.sampled_steps), None)
-    outputs = 0
-    for process in view.processes[:1] if step is not None else ():
-        rows = view.rows(process, step or 0)
-        outputs = sum(
-            2 * r.numel
-            for r in rows
-            if r.kind == "output" and r.dtype in ("float16", "bfloat16") and _within(r.module, change)
-        )
-    return outputs + 2 * sum(below)
+    below = [n for module, n, dtype in _weights(view) if dtype in HALF and _within(module, change)]
+    rows = view.rows(view.processes[0], view.sampled_steps[0]) if view.sampled_steps else ()
+    outputs = [r.numel for r in rows if r.kind == "output" and r.dtype in HALF and _within(r.module, change)]
+    return 2 * (sum(outputs) + sum(below))
 
 
 def _within(module: str, change: Change) -> bool:

@@ -119,6 +119,16 @@ class Fact:
         return claims.change_line(self.source, caller_of(self.data), in_library=self.in_library)
 
     @property
+    def place_words(self) -> str:
+        """``in `blocks.3.attn```, or ``in the loss code`` for an op outside modules."""
+        return f"in `{self.module or self.root}`" if self.root else f"in {_STAGES.get(self.phase, _STAGES['backward'])}"
+
+    @property
+    def op_words(self) -> str:
+        """``At step 12, aten.mul.Tensor at train.py:42 in `blocks.3.attn```."""
+        return f"At step {self.step}, {self.op}{self.line} {self.place_words}"
+
+    @property
     def owner(self) -> tuple[str, str]:
         """Root and module of the op; of an op outside modules those of the parameter (or its state) that it writes."""
         owner = self.data.get("owner")
@@ -231,6 +241,26 @@ class Group:
         """The scanned steps with a fact of this place."""
         return sorted({f.step for f in self.facts})
 
+    @property
+    def elsewhere_words(self) -> str:
+        """The number of modules (if several) and of scanned steps, and whose code the line is, as sentences."""
+        fact, modules, steps = self.worst, len({f.module for f in self.facts}), len(self.steps)
+        also = f" The same line does so in {modules} modules." if modules > 1 else ""
+        library = claims.library_words(fact.source, caller_of(fact.data)) if fact.in_library and fact.source else ""
+        return f"{also} Seen on {plural(steps, 'scanned step')}, first at step {self.steps[0]}.{library}"
+
+    def certainty(self, most: float, reason: str) -> tuple[float, str]:
+        """Return the confidence of a finding and the reason for it.
+
+        ``most`` if several scanned steps show the place's facts and their effect was measured (the backward pass needs
+        none); else at most 0.7.
+        """
+        if len(self.steps) < 2:
+            return min(most, _ONE_STEP), f"{reason}, on one scanned step only"
+        if not self.worst.backward and math.isnan(self.worst.number("effect")):
+            return min(most, _NOT_FOLLOWED), f"{reason}; its effect on the result that it feeds was not measured"
+        return most, reason
+
 
 def is_optimizers(fact: Fact) -> bool:
     """Return whether the fact's line calls ``.step(``, so that the optimizer's code ran the op."""
@@ -313,16 +343,8 @@ def _is_transient(group: Group, done: Sequence[Scan]) -> bool:
 
 
 def certainty(group: Group, most: float, reason: str) -> tuple[float, str]:
-    """Return the confidence of a finding and the reason for it.
-
-    ``most`` if several scanned steps show the place's facts and their effect was measured (the backward pass needs
-    none); else at most 0.7.
-    """
-    if len(group.steps) < 2:
-        return min(most, _ONE_STEP), f"{reason}, on one scanned step only"
-    if not group.worst.backward and math.isnan(group.worst.number("effect")):
-        return min(most, _NOT_FOLLOWED), f"{reason}; its effect on the result that it feeds was not measured"
-    return most, reason
+    """Return :meth:`Group.certainty`."""
+    return group.certainty(most, reason)
 
 
 def locate(view: RunView, group: Group) -> Location:
@@ -342,8 +364,8 @@ def locate(view: RunView, group: Group) -> Location:
 
 
 def place_words(fact: Fact) -> str:
-    """Return ``in `blocks.3.attn```, or ``in the loss code`` for an op outside modules."""
-    return f"in `{fact.module or fact.root}`" if fact.root else f"in {_STAGES.get(fact.phase, _STAGES['backward'])}"
+    """Return :attr:`Fact.place_words`."""
+    return fact.place_words
 
 
 def evidence_of(group: Group, limits: Mapping[str, float], reason: str) -> dict[str, Any]:
@@ -356,11 +378,6 @@ def evidence_of(group: Group, limits: Mapping[str, float], reason: str) -> dict[
         "scanned_steps": group.steps,
         "confidence_reason": reason,
     }
-
-
-def op_words(fact: Fact) -> str:
-    """Return ``At step 12, aten.mul.Tensor at train.py:42 in `blocks.3.attn```."""
-    return f"At step {fact.step}, {fact.op}{fact.line} {place_words(fact)}"
 
 
 def place_finding(
@@ -387,8 +404,5 @@ def place_finding(
 
 
 def elsewhere_words(group: Group) -> str:
-    """Return the number of modules (if several) and of scanned steps, and whose code the line is, as sentences."""
-    fact, modules, steps = group.worst, len({f.module for f in group.facts}), len(group.steps)
-    also = f" The same line does so in {modules} modules." if modules > 1 else ""
-    library = claims.library_words(fact.source, caller_of(fact.data)) if fact.in_library and fact.source else ""
-    return f"{also} Seen on {plural(steps, 'scanned step')}, first at step {group.steps[0]}.{library}"
+    """Return :attr:`Group.elsewhere_words`."""
+    return group.elsewhere_words

@@ -8,8 +8,7 @@ import pytest
 from precdoctor.diagnosis.claims.finding import Phase, Source
 from precdoctor.diagnosis.families.nonfinite.culprit import culprit_op, culprit_phase, gradient_scale, op_cause
 from precdoctor.diagnosis.families.nonfinite.incident import Cause, Culprit, CulpritOp
-from precdoctor.diagnosis.families.nonfinite.library_prescriptions import library_words
-from precdoctor.diagnosis.families.nonfinite.op_prescriptions import prescribe
+from precdoctor.diagnosis.families.nonfinite.op_prescriptions import library_words, prescribe
 from precdoctor.diagnosis.families.nonfinite.op_report import external_words, operand_words, reference_words
 from precdoctor.diagnosis.survey.op_facts import NAN, NEG_INF, POS_INF, BadSetting, Op, Replay
 from precdoctor.diagnosis.survey.operand import Operand

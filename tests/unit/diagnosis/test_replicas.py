@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precdoctor.diagnosis import diagnose
-from precdoctor.diagnosis.families.configuration import unequal_replicas_apart, unequal_replicas_copies
+from precdoctor.diagnosis.families.configuration import unequal_replicas, unequal_replicas_copies
 from precdoctor.diagnosis.survey.replicas import COLUMNS, PARTIAL, Replicas, merge, replica_differences, summarise
 from precdoctor.diagnosis.survey.view import Process
 from precdoctor.reporting.finding_view import place as place_of
@@ -241,8 +241,8 @@ def test_ranks_with_learning_rates_of_their_own_are_trials():
             return SimpleNamespace(lr=self.rates[process.rank])
 
     holders = SimpleNamespace(equal=0, holders=[Process(0, 0), Process(1, 0)])
-    assert unequal_replicas_apart._same_rates(View([0.1, 0.1]), holders)
-    assert not unequal_replicas_apart._same_rates(View([0.1, 0.2]), holders)
+    assert unequal_replicas._same_rates(View([0.1, 0.1]), holders)
+    assert not unequal_replicas._same_rates(View([0.1, 0.2]), holders)
 
 
 @pytest.mark.parametrize(("holds", "moved"), [((2, 2), 1), ((0, 4), 1), ((1, 3), 1), ((0, 2), None)])

@@ -7,18 +7,7 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption,
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.survey.rows import known_format, text
 from precdoctor.diagnosis.survey.scan_effects import EFFECT, effect_words, has_effect, wrong_share
-from precdoctor.diagnosis.survey.scans import (
-    Fact,
-    Group,
-    certainty,
-    check_facts,
-    elsewhere_words,
-    op_words,
-    place_finding,
-    place_words,
-    short_name,
-    stands,
-)
+from precdoctor.diagnosis.survey.scans import Fact, Group, check_facts, place_finding, short_name, stands
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32, FP64
 
@@ -129,10 +118,10 @@ def _rounded_finding(view: RunView, group: Group, options: Options) -> Finding:
     if not whole and wrong < least * of:
         limit = f", in {percent(_wrong_row_share(fact))} of the rows, limit {percent(options['wrong_share'])}"
     message = (
-        f"{op_words(fact)} subtracts numbers that had been rounded to {dtype}. {wrong:,} of {of:,} non-zero "
+        f"{fact.op_words} subtracts numbers that had been rounded to {dtype}. {wrong:,} of {of:,} non-zero "
         f"differences ({share}{limit}) are off by more than half, {zeros:,} are exactly zero, for instance "
         f"{fact.number('seen'):.4g} where the numbers before the cast give {fact.number('exact'):.4g}."
-        f"{error}{effect_words(fact, options['effect'])}{elsewhere_words(group)}"
+        f"{error}{effect_words(fact, options['effect'])}{group.elsewhere_words}"
     )
     what = (
         f"{percent(noise)} noise" if whole and wrong < of / 2 else f"rounding only: {share} of its elements are wrong"
@@ -141,7 +130,7 @@ def _rounded_finding(view: RunView, group: Group, options: Options) -> Finding:
         RULE,
         view,
         group,
-        title=f"a difference {place_words(fact)} is {dtype} {what}{fact.line}",
+        title=f"a difference {fact.place_words} is {dtype} {what}{fact.line}",
         message=message,
         certain=(0.9, _ROUNDED),
         limits={name: options[name] for name in ("bits_left", "wrong_share", "noise")},
@@ -163,13 +152,13 @@ def _coarse_finding(view: RunView, group: Group, options: Options) -> Finding:
         RULE,
         view,
         group,
-        title=f"a difference {place_words(fact)} is float32 rounding only: numbers near {near} are {ulp:g} apart"
+        title=f"a difference {fact.place_words} is float32 rounding only: numbers near {near} are {ulp:g} apart"
         f"{fact.line}",
         message=(
-            f"{op_words(fact)} subtracts float32 numbers up to {near}, which are {ulp:g} apart there. {wrong:,.0f} of "
+            f"{fact.op_words} subtracts float32 numbers up to {near}, which are {ulp:g} apart there. {wrong:,.0f} of "
             f"{of:,.0f} differences ({share}, limit {percent(options['wrong_share'])}) are {ulp:g} or zero, "
             f"{fact.count('zeros'):,} of them zero. Each number was rounded by up to half of that when it became "
-            f"float32, so the differences say nothing.{elsewhere_words(group)}"
+            f"float32, so the differences say nothing.{group.elsewhere_words}"
         ),
         certain=(0.8, "the differences were counted; what the numbers were before their cast is not known"),
         limits={"wrong_share": options["wrong_share"]},
@@ -196,20 +185,20 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     op, there = fact.where("used_by")
     share = percent(wrong_share(fact))
     message = (
-        f"{op_words(fact)} subtracts two moments that agree in {lost:.0f} of {fact.dtype}'s {bits} bits (median; "
+        f"{fact.op_words} subtracts two moments that agree in {lost:.0f} of {fact.dtype}'s {bits} bits (median; "
         f"limit {bits - options['bits_left']:.0f}). After {short_name(op)}{there}, {wrong:,} of {of:,} elements "
         f"({share}, limit {percent(options['wrong_share'])}) are off by a quarter or more, for instance "
         f"{fact.number('seen'):.4g} where FP64 gives {fact.number('exact'):.4g}."
-        f"{effect_words(fact, options['effect'])}{elsewhere_words(group)}"
+        f"{effect_words(fact, options['effect'])}{group.elsewhere_words}"
     )
     return place_finding(
         RULE,
         view,
         group,
-        title=f"a variance {place_words(fact)} cancels in {lost:.0f} of {bits} bits: {share} of the results made of it "
+        title=f"a variance {fact.place_words} cancels in {lost:.0f} of {bits} bits: {share} of the results made of it "
         f"are wrong{fact.line}",
         message=message,
-        certain=certainty(group, 0.95, _MEASURED),
+        certain=group.certainty(0.95, _MEASURED),
         limits={name: options[name] for name in ("bits_left", "wrong_share", "effect")},
         prescription=Prescription(
             title=f"centre before squaring{fact.own_line}: bits lost {lost:.0f} -> 0",

@@ -233,7 +233,7 @@ def _finding(table: _Table, guilty: Sequence[_Table], length: int, limits: dict[
             **tensor_evidence(row),
             "confidence_reason": "dtype and values are recorded; the name says what it is for",
         },
-        prescriptions=(_keep_fp32(row, table.fmt, effect, predicted),),
+        prescription=_keep_fp32(row, table.fmt, effect, predicted),
     )
 
 

@@ -190,7 +190,7 @@ def angles_finding(rule: Rule, view: RunView, angles: Angles, limit: float) -> F
             else "dtype and largest angle are recorded"
             + ("; their size alone identifies them as the ones that were widened" if angles.widened else ""),
         },
-        prescriptions=((_subtract_turns if wide else _in_fp32)(angles),),
+        prescription=(_subtract_turns if wide else _in_fp32)(angles),
     )
 
 

@@ -10,17 +10,7 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption,
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.survey.rows import known_format, text
 from precdoctor.diagnosis.survey.scan_effects import EFFECT, effect_words, has_effect
-from precdoctor.diagnosis.survey.scans import (
-    Fact,
-    Group,
-    certainty,
-    check_facts,
-    elsewhere_words,
-    op_words,
-    place_finding,
-    place_words,
-    short_name,
-)
+from precdoctor.diagnosis.survey.scans import Fact, Group, check_facts, place_finding, short_name
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import Format
 
@@ -89,12 +79,8 @@ def check(view: RunView, options: Options) -> Checked:
 
     return check_facts(
         view, ("cast",), guilty, lambda g: _finding(view, g, options), seen="no cast that loses most of a tensor",
-        flushes=_flushes,
+        flushes=lambda f: f.count("flushed") > f.count("clipped"),
     )  # fmt: skip
-
-
-def _flushes(fact: Fact) -> bool:
-    return fact.count("flushed") > fact.count("clipped")
 
 
 def _is_read_back(fact: Fact) -> bool:
@@ -122,12 +108,12 @@ def _wrapped_finding(view: RunView, group: Group, options: Options) -> Finding:
         RULE,
         view,
         group,
-        title=f"{share} of the integers that {fact.short} makes {place_words(fact)} do not fit {to}: {instance}"
+        title=f"{share} of the integers that {fact.short} makes {fact.place_words} do not fit {to}: {instance}"
         f"{fact.line}",
         message=(
-            f"{op_words(fact)} made {fact.count('wrapped'):,} of {fact.count('numel'):,} elements that {to} cannot "
+            f"{fact.op_words} made {fact.count('wrapped'):,} of {fact.count('numel'):,} elements that {to} cannot "
             f"hold ({share}, limit {percent(options['wrapped'])}), for instance {instance}. {short_name(op)}{there} "
-            f"reads them as floats.{elsewhere_words(group)}"
+            f"reads them as floats.{group.elsewhere_words}"
         ),
         certain=(0.9, "every element was compared with 64-bit arithmetic"),
         limits={"wrapped": options["wrapped"]},
@@ -164,14 +150,14 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         limit, limits = percent(options["lost"]), {"lost": options["lost"], "effect": options["effect"]}
     message = (
         f"At step {fact.step}, a tensor of {fact.count('numel'):,} elements is cast from {before} to {after}"
-        f"{fact.line} {place_words(fact)}: {effect} ({measured}; limit {limit})."
-        f"{effect_words(fact, options['effect'])}{elsewhere_words(group)}"
+        f"{fact.line} {fact.place_words}: {effect} ({measured}; limit {limit})."
+        f"{effect_words(fact, options['effect'])}{group.elsewhere_words}"
     )
     return place_finding(
         RULE,
         view,
         group,
-        title=f"cast from {before} to {after} {place_words(fact)}: {effect}{fact.line}",
+        title=f"cast from {before} to {after} {fact.place_words}: {effect}{fact.line}",
         message=message,
         certain=_certainty(group),
         limits=limits,
@@ -182,7 +168,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
 def _certainty(group: Group) -> tuple[float, str]:
     why = "every element was compared before and after"
     # Integers that have become equal stay equal wherever they are used.
-    return (0.95, why) if "distinct_before" in group.worst.data else certainty(group, 0.95, why)
+    return (0.95, why) if "distinct_before" in group.worst.data else group.certainty(0.95, why)
 
 
 def _prescription(fact: Fact, after: str) -> Prescription:

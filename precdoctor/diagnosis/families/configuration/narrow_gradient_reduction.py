@@ -208,7 +208,7 @@ def _finding(
             if sharded
             else "each rank's gradient was recorded before the reduction",
         },
-        prescriptions=(_prescribe(gradient, reduction, share),),
+        prescription=_prescribe(gradient, reduction, share),
     )
 
 
@@ -265,16 +265,12 @@ def _many_ranks_finding(fmt: Format, reduction: _Reduction, key: Key) -> Finding
             "reduced_by": how,
             "confidence_reason": "the order in which the library adds ranks up is not known",
         },
-        prescriptions=(
-            Prescription(
-                title=f"reduce gradients in FP32: relative error of the sum up to {reduction.ranks * 0.5 / limit:.2g}"
-                f" -> {reduction.ranks * 2.0**-24:.1g}, at twice the traffic",
-                change={"reduction_dtype": {"from": fmt.dtype, "to": "float32"}},
-                predicted={
-                    "relative_error": {"from": reduction.ranks / (2.0 * limit), "to": reduction.ranks * 2.0**-24}
-                },
-                snippet=_snippet(reduction, "float32"),
-            ),
+        prescription=Prescription(
+            title=f"reduce gradients in FP32: relative error of the sum up to {reduction.ranks * 0.5 / limit:.2g}"
+            f" -> {reduction.ranks * 2.0**-24:.1g}, at twice the traffic",
+            change={"reduction_dtype": {"from": fmt.dtype, "to": "float32"}},
+            predicted={"relative_error": {"from": reduction.ranks / (2.0 * limit), "to": reduction.ranks * 2.0**-24}},
+            snippet=_snippet(reduction, "float32"),
         ),
     )
 

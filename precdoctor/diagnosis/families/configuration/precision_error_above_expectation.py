@@ -109,7 +109,7 @@ def _finding(view: RunView, found: Shadowed, guilty: Sequence[Piece], limits: Li
             "confidence_reason": f"compared on {plural(len(found.steps), 'step')}, "
             f"{'the replay was' if found.exact else 'though the replay was not'} the run bit for bit",
         },
-        prescriptions=(_prescription(view, found, p, (p.local if own else p.accumulated) or 0.0, own=own),),
+        prescription=_prescription(view, found, p, (p.local if own else p.accumulated) or 0.0, own=own),
     )
 
 

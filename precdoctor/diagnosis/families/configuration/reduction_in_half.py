@@ -7,16 +7,7 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption,
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.scan_effects import EFFECT, effect_words, has_effect
-from precdoctor.diagnosis.survey.scans import (
-    Fact,
-    Group,
-    certainty,
-    check_facts,
-    elsewhere_words,
-    op_words,
-    place_finding,
-    place_words,
-)
+from precdoctor.diagnosis.survey.scans import Fact, Group, check_facts, place_finding
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32
 
@@ -95,19 +86,19 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     added = percent(fact.number("of_added")) if _is_swamped(fact, options) else ""
     beside = f" That is {added} of what was added (limit {percent(options['swamped'])})." if added else ""
     message = (
-        f"{op_words(fact)} came out {percent(error)} off (L2, limit {percent(options['error'])}) against the same "
+        f"{fact.op_words} came out {percent(error)} off (L2, limit {percent(options['error'])}) against the same "
         f"{terms:,.0f} terms per sum added in FP64. One rounding to {fact.dtype} would be "
         f"{percent(2.0 ** -(bits + 1))}: it accumulates in {fact.dtype}.{beside}"
-        f"{effect_words(fact, options['effect'])}{elsewhere_words(group)}"
+        f"{effect_words(fact, options['effect'])}{group.elsewhere_words}"
     )
     return place_finding(
         RULE,
         view,
         group,
-        title=f"{what} {place_words(fact)} is accumulated in {fact.dtype} and "
+        title=f"{what} {fact.place_words} is accumulated in {fact.dtype} and "
         f"{f'loses {added} of what is added' if added else f'{percent(error)} off'}{fact.line}",
         message=message,
-        certain=certainty(group, 0.85 if fact.backward else 0.95, _REASON),
+        certain=group.certainty(0.85 if fact.backward else 0.95, _REASON),
         limits={name: options[name] for name in ("error", "roundings", "swamped", "effect")},
         prescription=Prescription(
             title=f"accumulate in FP32{fact.own_line}: error {percent(error)} -> {percent(wide)}",

@@ -90,40 +90,40 @@ class Copies:
     gradients_differ: bool | None
     module_class: str | None
 
+    @classmethod
+    def of(cls, view: RunView, difference: Difference) -> Copies:
+        """Read the rows of the last equal step and of the first different one, and compare the copies."""
+        weight, holders = difference.weight, {(p.rank, p.attempt) for p in difference.holders}
+        steps = [difference.since] if difference.equal is None else [difference.equal, difference.since]
+        batches = view.batches(_COLUMNS, _KINDS, steps=steps, where=_rows_of(weight), everyone=True)
+        frame = pd.concat([b.to_pandas() for b in batches], ignore_index=True)
+        frame = frame[[key in holders for key in zip(frame["rank"], frame["attempt"], strict=True)]]
+        now = frame[(frame["step"] == difference.since) & (frame["kind"] == "weight")]
+        by_value: dict[int, list[int]] = {}
+        for rank, value in sorted(zip(now["rank"], now["fingerprint"], strict=True)):
+            by_value.setdefault(int(value), []).append(int(rank))
+        groups = sorted(by_value.values(), key=lambda ranks: (-len(ranks), ranks))
+        count = sum(map(len, groups))
+        alone = sorted(r for ranks in groups[1:] for r in ranks) if 2 * len(groups[0]) > count else []
+        before = frame[frame["step"] == difference.equal]
+        given = before[(before["kind"] == "weight_grad_step") & before["fingerprint"].notna()]
+        # Only whole gradients are comparable: a DTensor's may be one part of a sum, others may be shards.
+        whole = bool((given["numel"] == now["numel"].iloc[0]).all())
+        known = len(given) > 1 and weight.by != "DTensor" and whole
+        return cls(
+            groups=groups,
+            alone=alone,
+            moved=None
+            if difference.equal is None
+            else _rank_that_changed(before, now, difference.since - difference.equal == 1),
+            gradients_differ=len(set(given["fingerprint"])) > 1 if known else None,
+            module_class=text(now["module_class"].iloc[0]) or None,
+        )
+
     @property
     def suspect(self) -> int | None:
         """The one rank that has most likely changed; None if the log does not show it."""
         return self.alone[0] if len(self.alone) == 1 else None if self.alone else self.moved
-
-
-def copies_of(view: RunView, difference: Difference) -> Copies:
-    """Read the rows of the last equal step and of the first different one, and compare the copies."""
-    weight, holders = difference.weight, {(p.rank, p.attempt) for p in difference.holders}
-    steps = [difference.since] if difference.equal is None else [difference.equal, difference.since]
-    batches = view.batches(_COLUMNS, _KINDS, steps=steps, where=_rows_of(weight), everyone=True)
-    frame = pd.concat([b.to_pandas() for b in batches], ignore_index=True)
-    frame = frame[[key in holders for key in zip(frame["rank"], frame["attempt"], strict=True)]]
-    now = frame[(frame["step"] == difference.since) & (frame["kind"] == "weight")]
-    by_value: dict[int, list[int]] = {}
-    for rank, value in sorted(zip(now["rank"], now["fingerprint"], strict=True)):
-        by_value.setdefault(int(value), []).append(int(rank))
-    groups = sorted(by_value.values(), key=lambda ranks: (-len(ranks), ranks))
-    count = sum(map(len, groups))
-    alone = sorted(r for ranks in groups[1:] for r in ranks) if 2 * len(groups[0]) > count else []
-    before = frame[frame["step"] == difference.equal]
-    given = before[(before["kind"] == "weight_grad_step") & before["fingerprint"].notna()]
-    # Only whole gradients are comparable: a DTensor's may be one part of a sum, others may be shards.
-    whole = bool((given["numel"] == now["numel"].iloc[0]).all())
-    known = len(given) > 1 and weight.by != "DTensor" and whole
-    return Copies(
-        groups=groups,
-        alone=alone,
-        moved=None
-        if difference.equal is None
-        else _rank_that_changed(before, now, difference.since - difference.equal == 1),
-        gradients_differ=len(set(given["fingerprint"])) > 1 if known else None,
-        module_class=text(now["module_class"].iloc[0]) or None,
-    )
 
 
 def steps_apart(view: RunView, difference: Difference) -> str | None:
@@ -132,7 +132,7 @@ def steps_apart(view: RunView, difference: Difference) -> str | None:
     It shows if one rank holds the bits that the other held on another step: a weight in training has other bits on
     every step, or on most.
     """
-    one, other = (ranks[0] for ranks in copies_of(view, difference).groups[:2])
+    one, other = (ranks[0] for ranks in Copies.of(view, difference).groups[:2])
     holders = {(p.rank, p.attempt) for p in difference.holders if p.rank in (one, other)}
     near = [s for s in view.sampled_steps if s >= difference.since][:_SEARCHED_STEPS]
     held: dict[int, dict[int, int]] = {one: {}, other: {}}

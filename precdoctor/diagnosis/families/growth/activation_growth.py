@@ -16,16 +16,7 @@ from precdoctor.diagnosis.survey.histories import History, forward_histories
 from precdoctor.diagnosis.survey.op_dtypes import op_dtypes
 from precdoctor.diagnosis.survey.parameters import HALF
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, Key, TensorRow, tensor_evidence
-from precdoctor.diagnosis.survey.scans import (
-    Fact,
-    Group,
-    check_facts,
-    elsewhere_words,
-    op_words,
-    place_finding,
-    short_name,
-    stands,
-)
+from precdoctor.diagnosis.survey.scans import Fact, Group, check_facts, place_finding, short_name, stands
 from precdoctor.diagnosis.survey.trends import Trend, fit
 from precdoctor.diagnosis.survey.view import RunView
 
@@ -127,9 +118,9 @@ def _amplified_finding(view: RunView, group: Group, options: Options) -> Finding
         group,
         title=f"{fact.short} multiplies weights (`{name}`) by {factor:.6g} on every step{fact.line}: {whole:.3g} times "
         f"over {plural(view.last_step + 1, 'step')}",
-        message=f"{op_words(fact)} multiplies the weight by {factor:.6g}, whatever its gradient. Over the run that is a"
+        message=f"{fact.op_words} multiplies the weight by {factor:.6g}, whatever its gradient. Over the run that is a"
         f" factor of {whole:.3g} (limit {options['amplified']:g}). Decay shrinks weights; this grows them."
-        f"{elsewhere_words(group)}",
+        f"{group.elsewhere_words}",
         certain=(0.9, "the factor was measured on the weight itself"),
         limits={"amplified": options["amplified"]},
         prescription=Prescription(
@@ -192,19 +183,15 @@ def _finding(view: RunView, key: Key, history: History, growing: Mapping[Key, Tr
             "confidence_reason": left.reason,
             **tensor_evidence(row, [r for r in rows if r.kind in FORWARD_KINDS]),
         },
-        prescriptions=(_prescribe(view, key, history, trend, rows),),
+        prescription=_prescribe(view, key, history, trend, rows),
     )
 
 
 def _prescribe(view: RunView, key: Key, history: History, trend: Trend, rows: Sequence[TensorRow]) -> Prescription:
     change = widening(rows, key, history.dtype, view.device)
     expected, later = (trend.steps_to(fmt.max).estimate for fmt in (history.fmt, change.to))
-    return Prescription(
-        title=f"{change.title} for now: steps to overflow {expected:,.0f} -> {later:,.0f} at the same rate",
-        change=change.change,
-        predicted={"steps_to_overflow": {"from": round(expected), "to": round(later)}},
-        snippet=change.snippet,
-    )
+    effect = f" for now: steps to overflow {expected:,.0f} -> {later:,.0f} at the same rate"
+    return change.prescription(effect, {"steps_to_overflow": {"from": round(expected), "to": round(later)}})
 
 
 # -- logits too coarse for a softmax ----------------------------------------------------------------------------------
@@ -303,15 +290,13 @@ def _coarse_finding(coarse: Mapping[Key, _CoarseLogits], options: Options) -> Fi
             ],
             "confidence_reason": "a softmax of as many elements follows it; the cost of the rounding is not measured",
         },
-        prescriptions=(
-            Prescription(
-                title=f"cap the logits softly at {_CAP:g}: spacing {logits.spacing:g} -> {capped:g} nats",
-                change={"module": key[1], "logit_cap": _CAP},
-                predicted={"spacing_nats": {"from": logits.spacing, "to": capped}},
-                snippet=(
-                    "import torch\n\n"
-                    f"logits = {_CAP!r} * torch.tanh(logits / {_CAP!r})  # divide attention logits by sqrt(d) before\n"
-                ),
+        prescription=Prescription(
+            title=f"cap the logits softly at {_CAP:g}: spacing {logits.spacing:g} -> {capped:g} nats",
+            change={"module": key[1], "logit_cap": _CAP},
+            predicted={"spacing_nats": {"from": logits.spacing, "to": capped}},
+            snippet=(
+                "import torch\n\n"
+                f"logits = {_CAP!r} * torch.tanh(logits / {_CAP!r})  # divide attention logits by sqrt(d) before\n"
             ),
         ),
     )

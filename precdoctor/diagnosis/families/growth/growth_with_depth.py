@@ -22,16 +22,7 @@ from precdoctor.diagnosis.survey.depth import (
 from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.op_facts import real
 from precdoctor.diagnosis.survey.rows import known_format, location
-from precdoctor.diagnosis.survey.scans import (
-    Fact,
-    Group,
-    check_facts,
-    elsewhere_words,
-    op_words,
-    place_finding,
-    place_words,
-    stands,
-)
+from precdoctor.diagnosis.survey.scans import Fact, Group, check_facts, place_finding, stands
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
@@ -145,11 +136,11 @@ def _repeated_finding(view: RunView, group: Group, options: Options) -> Finding:
         RULE,
         view,
         group,
-        title=f"{what} grow {gain:.3g} times per repetition {place_words(fact)}: {amaxes[0]:.2g} at the first, "
+        title=f"{what} grow {gain:.3g} times per repetition {fact.place_words}: {amaxes[0]:.2g} at the first, "
         f"{amaxes[-1]:.2g} at the last of {calls:,}{fact.line}",
-        message=f"{op_words(fact)} runs {calls:,} times, and the amax of its results goes from {amaxes[0]:.3g} to "
+        message=f"{fact.op_words} runs {calls:,} times, and the amax of its results goes from {amaxes[0]:.3g} to "
         f"{amaxes[-1]:.3g}. That is growth by 2^{math.log2(ratio):.1f} (limit 2^{limit:g}), a factor of {gain:.3g} per "
-        f"repetition.{lost}{elsewhere_words(group)}",
+        f"repetition.{lost}{group.elsewhere_words}",
         certain=(
             0.85 if len(group.steps) > 1 else 0.7,
             f"it grows in {percent(fact.number('rising'))} of the repetitions",
@@ -257,7 +248,7 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
             "confidence_reason": f"it grows in {rising_share(_sizes(chain)):.0%} of the steps along them",
             **chain_evidence(row, mine),
         },
-        prescriptions=(_prescribe(chain, first, last, gain, grown),),
+        prescription=_prescribe(chain, first, last, gain, grown),
     )
 
 

@@ -29,7 +29,7 @@ _MIN_LOSSES = 8
 _LEARNT, _FALL, _LOST = 0.1, 0.1, 0.25
 #: Points of a history in the evidence; a plot needs no more.
 _SHOWN = 64
-_COLUMNS = ("module_class", "dtype", "shape", "amax", "role", "entropy", "head_max", "head_entropy")
+_COLUMNS = ("module_class", "shape", "amax", "role", "entropy", "head_max", "head_entropy")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,6 @@ class LogitHistory:
     """
 
     role: str
-    dtype: str
     module_class: str
     shape: tuple[int, ...]
     steps: Ints
@@ -144,15 +143,15 @@ def _histories(view: RunView) -> dict[Key, LogitHistory]:
     one_hot = np.array([(h < ONE_HOT).sum() / max(1, h.size) for h in heads])
     tensors = groups(rows, IDENTITY)
     first, last = rows.iloc[firsts(tensors)], rows.iloc[lasts(tensors)]
-    described = zip(last["role"], first["dtype"], first["module_class"].map(text), last["shape"], strict=True)
+    described = zip(last["role"], first["module_class"].map(text), last["shape"], strict=True)
     worst = worst_rows(groups(rows, (*IDENTITY, "step")), level)
     found = {}
-    for key, (role, dtype, module_class, shape), mine in zip(
+    for key, (role, module_class, shape), mine in zip(
         keys(first), described, rows_of(tensors[worst], rows["step"].to_numpy()[worst]), strict=True
     ):
         at = worst[mine]
         found[key] = LogitHistory(
-            *(role, dtype, module_class, () if shape is pd.NA else tuple(shape), rows["step"].to_numpy()[at]),
+            *(role, module_class, () if shape is pd.NA else tuple(shape), rows["step"].to_numpy()[at]),
             *(level[at], column(rows, "entropy")[at], one_hot[at], [heads[i] for i in at]),
         )
     return found

@@ -252,7 +252,7 @@ def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
         message=(rate.words() if rate is not None else "") + _message(spike, moved, known, resized, options),
         location=_location(spike, moved),
         evidence=evidence,
-        prescriptions=(_prescribe(spike, moved) if rate is None else _prescribe_rate(spike, rate),),
+        prescription=_prescribe(spike, moved) if rate is None else _prescribe_rate(spike, rate),
     )
 
 

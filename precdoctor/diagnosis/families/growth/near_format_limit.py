@@ -63,7 +63,8 @@ def check(view: RunView, options: Options) -> Checked:
     near = {k: h for k, h in histories.items() if _is_near(h, options)}
     seen = plural(len(histories), "activation")
     constant = {k: h for k, h in histories.items() if _is_constant(h, options)} if not near else {}
-    clamp = _worst_clamp(view, constant)
+    clamps = [c for key, history in constant.items() if (c := _clamp(view, key, history)) is not None]
+    clamp = max(clamps, key=lambda c: c.share, default=None)
     if clamp is not None and clamp.share >= options["clamped_share"]:
         words = f"{clamp.row.label} is clamped: {percent(clamp.share)} of it is larger"
         return Checked([_clamp_finding(view, clamp, options)], words)
@@ -136,7 +137,7 @@ def _finding(view: RunView, key: Key, history: History, near: Mapping[Key, Histo
             "confidence_reason": "the largest magnitude is exact",
             **tensor_evidence(row, rows),
         },
-        prescriptions=(_wider_format(view, key, history, amax, rows),),
+        prescription=_wider_format(view, key, history, amax, rows),
     )
 
 
@@ -154,12 +155,8 @@ def _wider_format(view: RunView, key: Key, history: History, amax: float, rows: 
     """Prescribe a wider format, with the headroom it gives."""
     change = widening(rows, key, history.dtype, view.device)
     before, after = history.fmt.headroom(amax), change.to.headroom(amax)
-    return Prescription(
-        title=f"{change.title}: headroom {before:.1f} -> {after:.0f} binades",
-        change=change.change,
-        predicted={"headroom_binades": {"from": round(before, 2), "to": round(after, 1)}},
-        snippet=change.snippet,
-    )
+    predicted = {"headroom_binades": {"from": round(before, 2), "to": round(after, 1)}}
+    return change.prescription(f": headroom {before:.1f} -> {after:.0f} binades", predicted)
 
 
 # -- clamps that hide an overflow -------------------------------------------------------------------------------------
@@ -179,18 +176,11 @@ class _Clamp:
         steps: recorded steps of the tensor.
     """
 
-    key: Key
     share: float
     row: TensorRow
     before: TensorRow
     rows: tuple[TensorRow, ...]
     steps: int
-
-
-def _worst_clamp(view: RunView, constant: Mapping[Key, History]) -> _Clamp | None:
-    """Return the clamp with the largest share, among tensors with a constant amax; None without one."""
-    found = [c for key, history in constant.items() if (c := _clamp(view, key, history)) is not None]
-    return max(found, key=lambda c: c.share, default=None)
 
 
 def _clamp(view: RunView, key: Key, history: History) -> _Clamp | None:
@@ -205,7 +195,7 @@ def _clamp(view: RunView, key: Key, history: History) -> _Clamp | None:
     if len(seen) < _CLAMP_STEPS // 2:
         return None
     _, row, before, rows = max(seen, key=lambda s: s[0])
-    return _Clamp(key, median(s[0] for s in seen), row, before, rows, len(history.amax))
+    return _Clamp(median(s[0] for s in seen), row, before, rows, len(history.amax))
 
 
 def _tensor_before(row: TensorRow, rows: Sequence[TensorRow]) -> TensorRow | None:
@@ -222,8 +212,10 @@ def _share_beyond(row: TensorRow, fmt: Format) -> float:
 
 def _clamp_finding(view: RunView, found: _Clamp, options: Options) -> Finding:
     row, before, limit = found.row, found.before, options["clamped_share"]
-    change = widening(found.rows, found.key, row.dtype, view.device)
+    change = widening(found.rows, row.key, row.dtype, view.device)
     largest = format_of_dtype(row.dtype).max
+    effect = f", without the clamp: clamped {percent(found.share)} -> 0 %"
+    predicted = {"clamped_share": {"from": found.share, "to": _share_beyond(before, change.to)}}
     return RULE.finding(
         confidence=0.85,
         title=f"{row.label} is clamped at {row.amax or 0.0:g}: {percent(found.share)} of it exceeds {row.dtype}",
@@ -244,14 +236,7 @@ def _clamp_finding(view: RunView, found: _Clamp, options: Options) -> Finding:
             **tensor_evidence(row, found.rows),
             "confidence_reason": "counted in the tensor before; that this is the clamped one is inferred",
         },
-        prescriptions=(
-            Prescription(
-                title=f"{change.title}, without the clamp: clamped {percent(found.share)} -> 0 %",
-                change=change.change,
-                predicted={"clamped_share": {"from": found.share, "to": _share_beyond(before, change.to)}},
-                snippet=change.snippet,
-            ),
-        ),
+        prescription=change.prescription(effect, predicted),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from precdoctor.diagnosis.claims import snippets
+from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, Key, TensorRow
 from precdoctor.numerics.formats import BF16, FP32, Format
 
@@ -23,6 +24,10 @@ class Widening:
     change: Mapping[str, Any]
     to: Format
     snippet: str
+
+    def prescription(self, effect: str, predicted: Mapping[str, Any]) -> Prescription:
+        """Return the change as a prescription; ``effect`` ends its title."""
+        return Prescription(f"{self.title}{effect}", self.change, predicted, self.snippet)
 
 
 def widening(rows: Sequence[TensorRow], key: Key, dtype: str, device: str) -> Widening:

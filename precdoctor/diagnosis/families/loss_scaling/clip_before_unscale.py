@@ -104,7 +104,7 @@ def _finding(process: Process, steps: Sequence[StepFacts], share: float, options
             "last_bad_step": steps[-1].step,
             "confidence_reason": "the order of the calls was observed",
         },
-        prescriptions=(_prescribe((limit, scale), actual, intended, optimizers),),
+        prescription=_prescribe((limit, scale), actual, intended, optimizers),
     )
 
 

@@ -158,17 +158,15 @@ def _finding(guilty: Mapping[_StepKey, _Step], share: float, options: Options) -
             "last_bad_step": max(step for _, step in guilty),
             "confidence_reason": "fewer than four steps were recorded" if few else "both gradients were recorded",
         },
-        prescriptions=(
-            Prescription(
-                title=f"unscale once, by `scaler.unscale_`: share of the gradient that arrives {factor:.3g} -> 1",
-                change={"unscale": {"from": "twice", "to": "once"}},
-                predicted={"given_share": {"from": factor, "to": 1.0}},
-                snippet=(
-                    "scaler.scale(loss).backward()\n"
-                    "scaler.unscale_(optimizer)  # the only division; read gradients and clip them after it\n"
-                    "scaler.step(optimizer)\n"
-                    "scaler.update()\n"
-                ),
+        prescription=Prescription(
+            title=f"unscale once, by `scaler.unscale_`: share of the gradient that arrives {factor:.3g} -> 1",
+            change={"unscale": {"from": "twice", "to": "once"}},
+            predicted={"given_share": {"from": factor, "to": 1.0}},
+            snippet=(
+                "scaler.scale(loss).backward()\n"
+                "scaler.unscale_(optimizer)  # the only division; read gradients and clip them after it\n"
+                "scaler.step(optimizer)\n"
+                "scaler.update()\n"
             ),
         ),
     )
@@ -256,19 +254,17 @@ def _repeated_finding(view: RunView, misuse: _Misuse, options: Options) -> Findi
             "steps": misuse.steps,
             "confidence_reason": "the calls were observed, and the gradients stayed between them",
         },
-        prescriptions=(
-            Prescription(
-                title=f"unscale and update once a step: micro-batches that count 1 -> {misuse.times}",
-                change={"unscale": {"from": "every micro-batch", "to": "before the step"}},
-                predicted={"micro_batches_that_count": {"from": 1, "to": misuse.times}},
-                snippet=(
-                    "scaler.scale(loss / accumulated).backward()\n"
-                    "if last_of_the_step:  # not in the other micro-batches\n"
-                    "    scaler.unscale_(optimizer)\n"
-                    "    scaler.step(optimizer)\n"
-                    "    scaler.update()\n"
-                    "    optimizer.zero_grad(set_to_none=True)\n"
-                ),
+        prescription=Prescription(
+            title=f"unscale and update once a step: micro-batches that count 1 -> {misuse.times}",
+            change={"unscale": {"from": "every micro-batch", "to": "before the step"}},
+            predicted={"micro_batches_that_count": {"from": 1, "to": misuse.times}},
+            snippet=(
+                "scaler.scale(loss / accumulated).backward()\n"
+                "if last_of_the_step:  # not in the other micro-batches\n"
+                "    scaler.unscale_(optimizer)\n"
+                "    scaler.step(optimizer)\n"
+                "    scaler.update()\n"
+                "    optimizer.zero_grad(set_to_none=True)\n"
             ),
         ),
     )
@@ -297,13 +293,11 @@ def _unscaled_loss_finding(view: RunView, misuse: _Misuse, options: Options) -> 
             "steps": misuse.steps,
             "confidence_reason": "the tensors were the same object",
         },
-        prescriptions=(
-            Prescription(
-                title=f"call backward on the result of `scaler.scale`{line}: gradients x {scale:g}",
-                change={"backward": {"from": "loss", "to": "scaler.scale(loss)"}},
-                predicted={"given_share": {"from": 1.0 / scale, "to": 1.0}},
-                snippet="scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()\n",
-            ),
+        prescription=Prescription(
+            title=f"call backward on the result of `scaler.scale`{line}: gradients x {scale:g}",
+            change={"backward": {"from": "loss", "to": "scaler.scale(loss)"}},
+            predicted={"given_share": {"from": 1.0 / scale, "to": 1.0}},
+            snippet="scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()\n",
         ),
     )
 

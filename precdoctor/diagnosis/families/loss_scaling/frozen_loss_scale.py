@@ -97,13 +97,11 @@ def _finding_by_hand(view: RunView, process: Process, steps: Sequence[StepFacts]
             "last_bad_step": steps[-1].step,
             "confidence_reason": "the scale was inferred from the loss and the gradients",
         },
-        prescriptions=(
-            Prescription(
-                title=f"a scaler that backs off by itself: loss scale after an overflow {scale:g} -> {scale / 2.0:g}",
-                change={"scaler_update": {"from": "never", "to": "after every step"}},
-                predicted={"loss_scale_after_overflow": {"from": scale, "to": scale / 2.0}},
-                snippet=_snippet(view),
-            ),
+        prescription=Prescription(
+            title=f"a scaler that backs off by itself: loss scale after an overflow {scale:g} -> {scale / 2.0:g}",
+            change={"scaler_update": {"from": "never", "to": "after every step"}},
+            predicted={"loss_scale_after_overflow": {"from": scale, "to": scale / 2.0}},
+            snippet=_snippet(view),
         ),
     )
 
@@ -142,16 +140,14 @@ def _finding(view: RunView, process: Process, steps: Sequence[StepFacts], option
             "last_bad_step": steps[-1].step,
             "confidence_reason": "the scaler's own counter was read on every step",
         },
-        prescriptions=(
-            Prescription(
-                title=f"one scaler, updated after every step: clean steps counted 0 -> {clean}",
-                change={"scaler_update": {"from": "never", "to": "after every step"}},
-                predicted={
-                    "clean_steps_counted": {"from": 0, "to": clean},
-                    "loss_scale_after_overflow": {"from": scale, "to": scale / 2.0},
-                },
-                snippet=_snippet(view),
-            ),
+        prescription=Prescription(
+            title=f"one scaler, updated after every step: clean steps counted 0 -> {clean}",
+            change={"scaler_update": {"from": "never", "to": "after every step"}},
+            predicted={
+                "clean_steps_counted": {"from": 0, "to": clean},
+                "loss_scale_after_overflow": {"from": scale, "to": scale / 2.0},
+            },
+            snippet=_snippet(view),
         ),
     )
 

@@ -10,7 +10,6 @@ from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Phase, Prescription
 from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import Culprits, Overflow
 from precdoctor.diagnosis.survey.loss_scales import STOCK_INTERVAL, growth_interval
-from precdoctor.diagnosis.survey.origin import is_below
 from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, FORWARD_KINDS, TensorRow, known_format
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
@@ -188,7 +187,7 @@ def _largest_amax(view: RunView, process: Process, steps: Sequence[StepFacts], l
         last = _is_last(rows, layer)
         for row in _gradients(rows):
             size = (row.amax or 0.0) / row.scale if row.scale else 0.0
-            if _belongs_to(layer, row):
+            if layer.holds(row):
                 inside = max(inside, size)
             if not _is_widened_with(row, layer, last):
                 outside = max(outside, size)
@@ -205,19 +204,11 @@ def _is_widened_with(row: TensorRow, layer: Overflow, last: bool) -> bool:
     The layer's weight gradients and all gradients inside it would. Its output gradient, which the modules around the
     layer share, would if the layer is the ``last`` one: then it comes from the loss.
     """
-    around = row.root == layer.root and (row.module == layer.module or is_below(layer.module, row.module))
-    return last if row.kind == "grad_output" and around else _belongs_to(layer, row)
-
-
-def _belongs_to(layer: Overflow, row: TensorRow) -> bool:
-    """Whether a tensor belongs to the layer or to a module inside it."""
-    return row.root == layer.root and (row.module == layer.module or is_below(row.module, layer.module))
+    return last if row.kind == "grad_output" and layer.lies_in(row) else layer.holds(row)
 
 
 def _is_last(rows: Sequence[TensorRow], layer: Overflow) -> bool:
     """Whether the layer is the last one of its model to run, apart from the modules around it."""
     forward = [r for r in rows if r.kind in FORWARD_KINDS and r.root == layer.root and r.order is not None]
     orders = [r.order or 0 for r in forward if r.module == layer.module and r.kind == "output"]
-    return bool(orders) and all(
-        (r.order or 0) <= max(orders) or r.module == layer.module or is_below(layer.module, r.module) for r in forward
-    )
+    return bool(orders) and all((r.order or 0) <= max(orders) or layer.lies_in(r) for r in forward)

@@ -137,7 +137,7 @@ def _finding(view: RunView, thrash: _Thrash, options: Options) -> Finding:
         message=message,
         location=found.location(thrash.process, thrash.probes[0].step),
         evidence=evidence,
-        prescriptions=(_prescribe(view, thrash, level, predicted),),
+        prescription=_prescribe(view, thrash, level, predicted),
     )
 
 

@@ -11,19 +11,13 @@ from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Se
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import Overflow
-from precdoctor.diagnosis.families.loss_scaling.scale_level import LostGradient, higher_level, largest_gradient
-from precdoctor.diagnosis.survey.gradient_underflow import (
-    DYING_SHARE,
-    ENOUGH_BITS,
-    FAINT_SHARE,
-    FINE_BITS,
-    MARGIN_BINADES,
-    MAX_STEPS,
-    SUBNORMAL_SHARE,
-    GradientSeries,
-    is_faint,
-    survey,
+from precdoctor.diagnosis.families.loss_scaling.scale_level import (
+    SUBNORMAL_OPTIONS,
+    LostGradient,
+    higher_level,
+    largest_gradient,
 )
+from precdoctor.diagnosis.survey.gradient_underflow import GradientSeries, is_faint, survey
 from precdoctor.diagnosis.survey.loss_scales import growth_interval, is_dynamic, scaled_steps
 from precdoctor.diagnosis.survey.rows import Key, TensorRow, gradient_evidence, location
 from precdoctor.diagnosis.survey.step_facts import StepFacts
@@ -190,15 +184,10 @@ RULE = Rule(
     triage=Triage.LOSS_SCALE,
     page=PAGE,
     options=(
-        SUBNORMAL_SHARE,
-        FAINT_SHARE,
+        *SUBNORMAL_OPTIONS[:2],
         RuleOption("room", 3.0, "binades", "Minimum distance of the scale from its ceiling, besides the margin.",
                    "Chosen empirically: a dynamic scale is often one doubling below its ceiling; two are no fault."),
-        FINE_BITS,
-        ENOUGH_BITS,
-        DYING_SHARE,
-        MARGIN_BINADES,
-        MAX_STEPS,
+        *SUBNORMAL_OPTIONS[2:],
     ),
     check=check,
     step_columns=("loss_scale", "growth_tracker"),

@@ -84,13 +84,11 @@ def check(view: RunView, options: Options) -> Checked:
             "last_bad_step": steps[-1].step,
             "confidence_reason": "dtypes of all tensors, weights and autocast regions were recorded",
         },
-        prescriptions=(
-            Prescription(
-                title=f"drop the scaler: scaled steps {len(steps)} -> 0",
-                change={"scaler_enabled": {"from": True, "to": False}},
-                predicted={"scaled_steps": {"from": len(steps), "to": 0}, "flushed_share": 0.0},
-                snippet="loss.backward()\noptimizer.step()  # no scaler.scale, scaler.step, scaler.update\n",
-            ),
+        prescription=Prescription(
+            title=f"drop the scaler: scaled steps {len(steps)} -> 0",
+            change={"scaler_enabled": {"from": True, "to": False}},
+            predicted={"scaled_steps": {"from": len(steps), "to": 0}, "flushed_share": 0.0},
+            snippet="loss.backward()\noptimizer.step()  # no scaler.scale, scaler.step, scaler.update\n",
         ),
     )
     return Checked([finding], f"a scaler over {plural(count, 'step')} without FP16")

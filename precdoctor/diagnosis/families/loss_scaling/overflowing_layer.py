@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from precdoctor.diagnosis.claims.finding import Location, Phase
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.healthy_steps import reference_of
-from precdoctor.diagnosis.survey.origin import locate_forward, suspicious
+from precdoctor.diagnosis.survey.origin import is_below, locate_forward, suspicious
 from precdoctor.diagnosis.survey.rows import (
     BACKWARD_KINDS,
     FORWARD_KINDS,
@@ -45,6 +45,14 @@ class Overflow:
     phase: Phase
     path: tuple[TensorRow, ...]
     dtype: str
+
+    def holds(self, row: TensorRow) -> bool:
+        """Whether a tensor belongs to the module or to one inside it."""
+        return row.root == self.root and (row.module == self.module or is_below(row.module, self.module))
+
+    def lies_in(self, row: TensorRow) -> bool:
+        """Whether a tensor belongs to the module or to one around it."""
+        return row.root == self.root and (row.module == self.module or is_below(self.module, row.module))
 
     def as_evidence(self) -> dict[str, object]:
         """The fixed-shape ``range`` and ``path`` entries of a finding's evidence."""

@@ -14,8 +14,10 @@ from precdoctor.diagnosis.claims.finding import Phase, Prescription
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import Overflow
 from precdoctor.diagnosis.survey.gradient_underflow import (
+    DYING_SHARE,
     ENOUGH_BITS,
     FAINT_SHARE,
+    FINE_BITS,
     FLUSH_OPTIONS,
     MARGIN_BINADES,
     MAX_STEPS,
@@ -25,11 +27,12 @@ from precdoctor.diagnosis.survey.gradient_underflow import (
     is_harmed,
     survey,
 )
-from precdoctor.diagnosis.survey.origin import is_below
 from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, Key, TensorRow
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP16
 
+#: Options that PD303 and PD305 share.
+SUBNORMAL_OPTIONS = (SUBNORMAL_SHARE, FAINT_SHARE, FINE_BITS, ENOUGH_BITS, DYING_SHARE, MARGIN_BINADES, MAX_STEPS)
 #: PD201's limits of the flushed share of elements and of magnitude.
 _FLUSHED, _MAGNITUDE = (o.default for o in FLUSH_OPTIONS[:2])
 
@@ -86,7 +89,8 @@ def higher_level(view: RunView, lost: LostGradient, layer: Overflow | None, leve
         return (bfloat16,)
     gradients = survey(view, max_steps=MAX_STEPS.default, dying_share=_FLUSHED)
     rows = view.rows(*lost.series.worst)
-    largest = max((r.amax or 0.0 for r in rows if r.kind in BACKWARD_KINDS and not _overlaps(r, layer)), default=0.0)
+    apart = (r for r in rows if r.kind in BACKWARD_KINDS and not layer.holds(r) and not layer.lies_in(r))
+    largest = max((r.amax or 0.0 for r in apart), default=0.0)
     if not largest:
         return (bfloat16,)
     others = replace(gradients, headroom=FP16.headroom(largest))
@@ -121,10 +125,3 @@ def largest_gradient(rows: Sequence[TensorRow]) -> Overflow | None:
     if row is None:
         return None
     return Overflow(row, row.root, row.module, row.module_class, Phase.BACKWARD, (row,), row.dtype)
-
-
-def _overlaps(row: TensorRow, layer: Overflow) -> bool:
-    """Whether a gradient belongs to the overflowing layer, or to a module around or inside it."""
-    if row.root != layer.root:
-        return False
-    return row.module == layer.module or is_below(row.module, layer.module) or is_below(layer.module, row.module)

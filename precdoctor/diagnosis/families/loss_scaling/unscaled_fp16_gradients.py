@@ -9,19 +9,8 @@ from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.gradient_underflow import (
-    DYING_SHARE,
-    ENOUGH_BITS,
-    FAINT_SHARE,
-    FINE_BITS,
-    MARGIN_BINADES,
-    MAX_STEPS,
-    SUBNORMAL_SHARE,
-    GradientSeries,
-    GradientSurvey,
-    is_faint,
-    survey,
-)
+from precdoctor.diagnosis.families.loss_scaling.scale_level import SUBNORMAL_OPTIONS
+from precdoctor.diagnosis.survey.gradient_underflow import GradientSeries, GradientSurvey, is_faint, survey
 from precdoctor.diagnosis.survey.rows import Key, gradient_evidence, location
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP16
@@ -122,16 +111,14 @@ def _finding(
             **gradient_evidence(rows, row),
             "confidence_reason": "fewer than four steps were sampled" if few else "subnormal elements are counted",
         },
-        prescriptions=(
-            Prescription(
-                title=f"GradScaler at 2^{exponent}: subnormal {percent(subnormal_share(row, 0))} -> {percent(after)}",
-                change={"loss_scale": {"from": 1.0, "to": 2.0**exponent}},
-                predicted={
-                    "subnormal_share": {"from": subnormal_share(row, 0), "to": after},
-                    "headroom_binades": {"from": round(found.headroom, 1), "to": round(found.headroom - exponent, 1)},
-                },
-                snippet=snippets.grad_scaler(view.device, 2.0**exponent),
-            ),
+        prescription=Prescription(
+            title=f"GradScaler at 2^{exponent}: subnormal {percent(subnormal_share(row, 0))} -> {percent(after)}",
+            change={"loss_scale": {"from": 1.0, "to": 2.0**exponent}},
+            predicted={
+                "subnormal_share": {"from": subnormal_share(row, 0), "to": after},
+                "headroom_binades": {"from": round(found.headroom, 1), "to": round(found.headroom - exponent, 1)},
+            },
+            snippet=snippets.grad_scaler(view.device, 2.0**exponent),
         ),
     )
 
@@ -142,15 +129,7 @@ RULE = Rule(
     severity=Severity.WARNING,
     triage=Triage.LOSS_SCALE,
     page=PAGE,
-    options=(
-        SUBNORMAL_SHARE,
-        FAINT_SHARE,
-        FINE_BITS,
-        ENOUGH_BITS,
-        DYING_SHARE,
-        MARGIN_BINADES,
-        MAX_STEPS,
-    ),
+    options=SUBNORMAL_OPTIONS,
     check=check,
     step_columns=("loss_scale",),
 )  # fmt: skip

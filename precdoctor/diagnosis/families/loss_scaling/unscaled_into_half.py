@@ -182,14 +182,12 @@ def _finding(view: RunView, guilty: Mapping[Parameter, _GradientHistory], option
             "path": path_evidence([row, unscaled]),
             "confidence_reason": "fewer than four steps were recorded" if few else "zeros before and after are counted",
         },
-        prescriptions=(
-            Prescription(
-                title=f"FP32 weights, FP16 autocast and GradScaler: flushed {percent(gradient.share)} -> 0 %",
-                change={"weight_dtype": {"from": "float16", "to": "float32"}, "unscale_in": "float32"},
-                predicted={"flushed_share": {"from": gradient.share, "to": 0.0}},
-                snippet="model = model.float()  # before the optimizer is made\n"
-                + snippets.grad_scaler(view.device, scale),
-            ),
+        prescription=Prescription(
+            title=f"FP32 weights, FP16 autocast and GradScaler: flushed {percent(gradient.share)} -> 0 %",
+            change={"weight_dtype": {"from": "float16", "to": "float32"}, "unscale_in": "float32"},
+            predicted={"flushed_share": {"from": gradient.share, "to": 0.0}},
+            snippet="model = model.float()  # before the optimizer is made\n"
+            + snippets.grad_scaler(view.device, scale),
         ),
     )
 

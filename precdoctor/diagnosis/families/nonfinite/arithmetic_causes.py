@@ -19,7 +19,7 @@ from precdoctor.diagnosis.survey.rows import known_format
 #: is a difference of squares.
 UNDERFLOWED, ROUNDING_ERROR, SQUARES = "underflowed in", "by rounding alone", "a difference of squares"
 #: Phrases to search for in ``Cause.why``: the op averaged over nothing.
-ZERO_QUOTIENT, NO_TARGET = "0 / 0", "no target counts"
+ZERO_QUOTIENT, NO_TARGET = NOTHING_COUNTED = ("0 / 0", "no target counts")
 #: Units in the last place up to which rounding explains a negative difference: two means are off by a few each.
 _ROUNDING_ULPS = 8
 

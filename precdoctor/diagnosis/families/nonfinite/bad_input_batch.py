@@ -15,11 +15,7 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption,
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.nonfinite.bad_steps import incident_steps
 from precdoctor.diagnosis.families.nonfinite.incident import Incident, Report
-from precdoctor.diagnosis.families.nonfinite.incident_report import (
-    check_incidents,
-    checked_words,
-    confidence_options,
-)
+from precdoctor.diagnosis.families.nonfinite.incident_report import check_incidents, checked_words, confidence_options
 from precdoctor.diagnosis.families.nonfinite.tensor_causes import provenance, provenance_words
 from precdoctor.diagnosis.survey.bad_data import as_given, delivered_tensor, drop_samples, mend_data
 from precdoctor.diagnosis.survey.frames import AT, at, firsts, groups, keys, on_steps, rows_of
@@ -83,7 +79,7 @@ def check(view: RunView, options: Options) -> Checked:
     """Findings for non-finite batches that led to an incident or did no harm, and for extreme batches."""
     seen = checked_words(view, ("batch",), "input tensor")
     tensors, _ = view.tensor_count(("batch",))
-    harmful = check_incidents(view, RULE, options, _report, seen)
+    harmful = check_incidents(view, RULE, options, _report, ("batch",), "input tensor")
     if harmful.findings:
         return Checked([*harmful.findings, *_extreme_findings(view, options)], harmful.reason)
     if tensors == 0:
@@ -140,7 +136,7 @@ def _harmless_finding(row: TensorRow, process: Process, step: int, steps: int) -
         location=location(row, Phase.DATA, process, step),
         cause="nonfinite-input-batch",
         evidence={"range": range_evidence(row), "bad_batches": steps, "confidence_reason": "the values are in the log"},
-        prescriptions=(drop_samples(as_given(row), step),),
+        prescription=drop_samples(as_given(row), step),
     )
 
 
@@ -226,13 +222,11 @@ def _extreme_finding(view: RunView, extremes: list[_ExtremeBatch], options: Opti
         location=tensor_location(e.key, "", "batch", Phase.DATA, e.process, e.step),
         cause="extreme-input-batch",
         evidence=evidence,
-        prescriptions=(
-            Prescription(
-                title=f"clamp the input to the range of earlier batches (+-{clamp:g}) or drop the sample",
-                change={"clamp": clamp},
-                predicted={"amax": {"from": e.amax, "to": clamp}},
-                snippet=f"batch = batch.clamp(-{clamp!r}, {clamp!r})\n",
-            ),
+        prescription=Prescription(
+            title=f"clamp the input to the range of earlier batches (+-{clamp:g}) or drop the sample",
+            change={"clamp": clamp},
+            predicted={"amax": {"from": e.amax, "to": clamp}},
+            snippet=f"batch = batch.clamp(-{clamp!r}, {clamp!r})\n",
         ),
     )
 

@@ -41,9 +41,7 @@ _ARITHMETIC = op_names(
 #: Names of optimizer state whose root, plus eps, divides the update.
 _SECOND_MOMENTS = ("max_exp_avg_sq", "exp_avg_sq", "square_avg", "sum", "acc_delta", "exp_inf", "v")
 #: Causes that become ``optimizer-overflow`` inside an optimizer step.
-_OVERFLOWS = frozenset(
-    ("matmul-overflow", "reduction-overflow", "square-overflow", "cast-overflow", "exp-overflow", "other")
-)
+_OVERFLOWS = ("matmul-overflow", "reduction-overflow", "square-overflow", "cast-overflow", "exp-overflow", "other")
 
 
 def culprit_at(view: RunView, process: Process, step: int) -> Culprit | None:

@@ -19,6 +19,9 @@ from precdoctor.diagnosis.survey.origin import Origin, Sighting
 from precdoctor.diagnosis.survey.rows import TensorRow
 from precdoctor.diagnosis.survey.view import Process, RunView
 
+#: Rules whose findings precede a non-finite value or show the same fault in other numbers, at any step.
+LEAD_TO_NONFINITE = ("PD106", "PD302", "PD304", "PD504", "PD506", "PD601", "PD602", "PD603", "PD604", "PD605", "PD606")
+
 
 @dataclass(frozen=True)
 class Cause:
@@ -266,6 +269,14 @@ class Incident:
     def held_words(self, view: RunView, row: TensorRow) -> str:
         """``At step 37, `blocks.0` output (float16) holds 12 NaN of 4,096 elements; limit 0.``"""
         return f"{self.at_step(view).capitalize()}, {row.label} ({row.dtype}) holds {row.count_words()}; limit 0."
+
+    def unrecorded_message(self, view: RunView, what: str) -> str:
+        """The message for a step whose tensors are not in the log."""
+        first = max(0, self.step - 8)
+        return (
+            f"{what} {self.at_step(view)}, but {self.unrecorded}, so its origin is unknown. "
+            f"Record again with --every 1 --steps {first}:{self.step + 1}. {self.resume_advice}"
+        )
 
     def at_step(self, view: RunView) -> str:
         """``at step 37``, with the rank if there are several, and the micro-step if gradients accumulate."""

@@ -15,14 +15,9 @@ from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.divergence.learning_rates import JUMP
 from precdoctor.diagnosis.divergence.onset import EXPLODED, REPLACED, Divergence, divergence_before
 from precdoctor.diagnosis.divergence.report import chain_words, root_cure, root_evidence, root_words
+from precdoctor.diagnosis.families.nonfinite import op_report
 from precdoctor.diagnosis.families.nonfinite.incident import Incident, Report
 from precdoctor.diagnosis.families.nonfinite.incident_search import incidents
-from precdoctor.diagnosis.families.nonfinite.op_report import (
-    culprit_evidence,
-    culprit_location,
-    report_culprit,
-    report_poisoning,
-)
 from precdoctor.diagnosis.families.nonfinite.rank_order import rank_order
 from precdoctor.diagnosis.families.nonfinite.tensor_causes import provenance
 from precdoctor.diagnosis.survey.op_facts import replay_at
@@ -31,10 +26,6 @@ from precdoctor.diagnosis.survey.view import RunView
 
 Describe = Callable[[RunView, Incident], Report]
 
-#: Rules whose findings precede a non-finite value or show the same fault in other numbers, at any step.
-LEAD_TO_NONFINITE = (
-    *("PD106", "PD302", "PD304", "PD504", "PD506", "PD601", "PD602", "PD603", "PD604", "PD605", "PD606"),
-)
 #: Occurrences listed in the evidence; a screen holds no more.
 _MAX_LISTED = 16
 #: Backward passes after the last optimizer step, as a multiple of the most per step; accumulation stays below it.
@@ -46,11 +37,9 @@ _SLIGHTLY_BEYOND = 2.0
 #: ``Origin.how`` if the origin was inferred from the tensors on both sides of code without hooks.
 _INFERRED_ORIGINS = ("functional", "between-roots", "loss-backward")
 #: Causes that a divergence explains, because its operands are huge; undefined operations have a fault of their own.
-_CAUSES_OF_MAGNITUDE = frozenset(
-    (
-        *(None, "other", "matmul-overflow", "reduction-overflow", "square-overflow", "cast-overflow"),
-        *("exp-overflow", "optimizer-overflow", "inf-minus-inf"),
-    )
+_CAUSES_OF_MAGNITUDE = (
+    *(None, "other", "matmul-overflow", "reduction-overflow", "square-overflow", "cast-overflow"),
+    *("exp-overflow", "optimizer-overflow", "inf-minus-inf"),
 )
 #: The rule that would report a kind of tensor; the evidence lists it as a consequence.
 _RULE_OF_KIND = {
@@ -77,13 +66,16 @@ def confidence_options(certain: float) -> tuple[RuleOption, ...]:
     )  # fmt: skip
 
 
-def check_incidents(view: RunView, rule: Rule, options: Options, describe: Describe, seen: str) -> Checked:
+def check_incidents(
+    view: RunView, rule: Rule, options: Options, describe: Describe, kinds: Sequence[str], noun: str
+) -> Checked:
     """The findings for the incidents that belong to ``rule``.
 
     Args:
         describe: reports an incident from its tensors; used if it was not replayed.
-        seen: the tensors that the rule checked, as words for the reason.
+        kinds, noun: the tensors that the rule checked.
     """
+    seen = checked_words(view, kinds, noun)
     own = [with_divergence(view, i) for i in incidents(view) if i.code == rule.code]
     if own:
         findings = [_finding(view, rule, options, incident, describe) for incident in own]
@@ -102,11 +94,11 @@ def checked_words(view: RunView, kinds: Sequence[str], noun: str) -> str:
 def _finding(view: RunView, rule: Rule, options: Options, incident: Incident, describe: Describe) -> Finding:
     location, evidence = location_of(incident), evidence_of(view, incident)
     if incident.culprit is not None:
-        report = report_culprit(view, incident, incident.culprit)
-        evidence |= culprit_evidence(incident.culprit)
-        location = culprit_location(view, incident, incident.culprit, location)
+        report = op_report.report_culprit(view, incident, incident.culprit)
+        evidence |= op_report.culprit_evidence(incident.culprit)
+        location = op_report.culprit_location(view, incident, incident.culprit, location)
     elif incident.poison is not None:
-        report = report_poisoning(view, incident, incident.poison)
+        report = op_report.report_poisoning(view, incident, incident.poison)
     else:
         report = describe(view, incident)
     confidence = confidence_of(view, incident, options)
@@ -127,7 +119,7 @@ def _finding(view: RunView, rule: Rule, options: Options, incident: Incident, de
         location=location,
         cause=incident.cause.name,
         evidence=evidence,
-        prescriptions=(report.prescription,),
+        prescription=report.prescription,
     )
 
 
@@ -156,15 +148,6 @@ def _never_stepped_again(view: RunView, incident: Incident) -> str:
         f" The run went on with {plural(more, 'backward pass')} but took no further optimizer step. If the script "
         "leaves out `zero_grad()` after a non-finite step, new gradients are added to NaN for ever. Call it after "
         "every discarded backward pass."
-    )
-
-
-def unrecorded_message(view: RunView, incident: Incident, what: str) -> str:
-    """The message for a step whose tensors are not in the log."""
-    first = max(0, incident.step - 8)
-    return (
-        f"{what} {incident.at_step(view)}, but {incident.unrecorded}, so its origin is unknown. "
-        f"Record again with --every 1 --steps {first}:{incident.step + 1}. {incident.resume_advice}"
     )
 
 

@@ -17,11 +17,7 @@ from precdoctor.diagnosis.claims.finding import Phase
 from precdoctor.diagnosis.families.nonfinite.bad_steps import GRADIENTS, incident_steps
 from precdoctor.diagnosis.families.nonfinite.culprit import culprit_at, flushed_eps, settings_words
 from precdoctor.diagnosis.families.nonfinite.incident import UNKNOWN, Cause, Incident
-from precdoctor.diagnosis.families.nonfinite.merged_incidents import (
-    merged_over_ranks,
-    merged_over_time,
-    without_consequences,
-)
+from precdoctor.diagnosis.families.nonfinite.merged_incidents import merged_over_ranks_and_time, without_consequences
 from precdoctor.diagnosis.families.nonfinite.tensor_causes import backward_cause, forward_cause
 from precdoctor.diagnosis.survey.healthy_steps import is_well, reference_of
 from precdoctor.diagnosis.survey.op_facts import BadSetting, replay_at
@@ -46,7 +42,7 @@ def incidents(view: RunView) -> tuple[Incident, ...]:
 def _all_incidents(view: RunView) -> list[Incident]:
     found = [i for process in view.processes for i in _process_incidents(view, process)]
     found.sort(key=_priority)
-    return merged_over_time(merged_over_ranks(found))
+    return merged_over_ranks_and_time(found)
 
 
 def _priority(incident: Incident) -> tuple[object, ...]:

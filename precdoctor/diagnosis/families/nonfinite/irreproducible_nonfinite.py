@@ -135,18 +135,16 @@ def _finding(view: RunView, incident: Incident, replay: Replay, room: float, opt
             "suspected_device_confidence": (0.5 if others else 0.3) if suspected else None,
             "confidence_reason": "the replay of the step from the same state was finite",
         },
-        prescriptions=(
-            Prescription(
-                title=f"run again from before step {incident.step} with kernels one after the other; expected finite",
-                change={"environment": {"CUDA_LAUNCH_BLOCKING": "1"}},
-                predicted={"nonfinite_steps": {"from": incident.bad_steps, "to": 0}},
-                snippet=(
-                    "import os\n\n"
-                    'os.environ["CUDA_LAUNCH_BLOCKING"] = "1"  # before torch is imported\n'
-                    "import torch\n\n"
-                    "torch.utils.deterministic.fill_uninitialized_memory = True\n"
-                    "torch.use_deterministic_algorithms(True)  # empty tensors hold NaN: reading one shows at once\n"
-                ),
+        prescription=Prescription(
+            title=f"run again from before step {incident.step} with kernels one after the other; expected finite",
+            change={"environment": {"CUDA_LAUNCH_BLOCKING": "1"}},
+            predicted={"nonfinite_steps": {"from": incident.bad_steps, "to": 0}},
+            snippet=(
+                "import os\n\n"
+                'os.environ["CUDA_LAUNCH_BLOCKING"] = "1"  # before torch is imported\n'
+                "import torch\n\n"
+                "torch.utils.deterministic.fill_uninitialized_memory = True\n"
+                "torch.use_deterministic_algorithms(True)  # empty tensors hold NaN: reading one shows at once\n"
             ),
         ),
     )

@@ -5,7 +5,7 @@ Every public function takes incidents in order of step and returns the merged on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from precdoctor.diagnosis.claims.finding import Phase
@@ -26,13 +26,23 @@ def without_consequences(view: RunView, incidents: Sequence[Incident]) -> list[I
     The two need not be consecutive: with several optimizers (a GAN, an actor and a critic) a step of another optimizer
     may be finite in between.
     """
+    known = _without_poisoned(incidents)
+    return _merged(known, lambda first, later: _follows_from_weights(view, later, first), _with_later_steps)
+
+
+def _merged(
+    incidents: Iterable[Incident],
+    belongs: Callable[[Incident, Incident], bool],
+    combine: Callable[[Incident, Incident], Incident],
+) -> list[Incident]:
+    """Combine each incident with the first one before it that it belongs to."""
     result: list[Incident] = []
-    for incident in _without_poisoned(incidents):
-        host = next((k for k, first in enumerate(result) if _follows_from_weights(view, incident, first)), None)
+    for incident in incidents:
+        host = next((k for k, first in enumerate(result) if belongs(first, incident)), None)
         if host is None:
             result.append(incident)
         else:
-            result[host] = _with_later_steps(result[host], incident)
+            result[host] = combine(result[host], incident)
     return result
 
 
@@ -102,18 +112,6 @@ def _suspected_weights(incident: Incident) -> tuple[str, str] | None:
 # -- ranks ------------------------------------------------------------------------------------------------------------
 
 
-def merged_over_ranks(incidents: Sequence[Incident]) -> list[Incident]:
-    """Merge ranks that report the same event: at the same step, or one step later, carried over by the weights."""
-    merged: list[Incident] = []
-    for incident in incidents:
-        host = next((i for i, m in enumerate(merged) if _same_event(m, incident)), None)
-        if host is None:
-            merged.append(incident)
-        else:
-            merged[host] = _combined(merged[host], incident)
-    return merged
-
-
 def _same_event(first: Incident, other: Incident) -> bool:
     """Whether another rank reports the event of ``first``, at the same step or one step later."""
     close = first.step <= other.step <= first.step + 1
@@ -134,10 +132,13 @@ def _combined(first: Incident, other: Incident) -> Incident:
 # -- repetitions ------------------------------------------------------------------------------------------------------
 
 
-def merged_over_time(incidents: Sequence[Incident]) -> list[Incident]:
-    """Merge incidents with the same origin: later ones become ``occurrences`` or ``likely_steps`` of the first."""
+def merged_over_ranks_and_time(incidents: Sequence[Incident]) -> list[Incident]:
+    """Merge ranks that report the same event: at the same step, or one step later, carried over by the weights.
+
+    Then merge incidents with the same origin: later ones become ``occurrences`` or ``likely_steps`` of the first.
+    """
     merged: dict[tuple[object, ...], Incident] = {}
-    for incident in incidents:
+    for incident in _merged(incidents, _same_event, _combined):
         first = merged.get(incident.identity)
         if first is None:
             merged[incident.identity] = incident

@@ -9,14 +9,8 @@ from precdoctor.diagnosis.claims.finding import Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, makes_it_fall, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural, there_are
-from precdoctor.diagnosis.families.nonfinite.incident import Incident, Report
-from precdoctor.diagnosis.families.nonfinite.incident_report import (
-    LEAD_TO_NONFINITE,
-    check_incidents,
-    checked_words,
-    confidence_options,
-    unrecorded_message,
-)
+from precdoctor.diagnosis.families.nonfinite.incident import LEAD_TO_NONFINITE, Incident, Report
+from precdoctor.diagnosis.families.nonfinite.incident_report import check_incidents, confidence_options
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32
 
@@ -57,13 +51,13 @@ PD101. A cause needs its trace in the numbers: exact zeros among probabilities f
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding per incident that begins in the loss."""
-    return check_incidents(view, RULE, options, _report, checked_words(view, ("loss",), "loss"))
+    return check_incidents(view, RULE, options, _report, ("loss",), "loss")
 
 
 def _report(view: RunView, incident: Incident) -> Report:
     origin = incident.origin
     if origin is None:
-        message = unrecorded_message(view, incident, "The loss is non-finite")
+        message = incident.unrecorded_message(view, "The loss is non-finite")
         return Report(f"the loss became non-finite {incident.at_step(view)}", message, _guard(view, incident))
     row, after = origin.row, incident.preceding
     maker = "the loss code" if origin.how == "loss" else origin.maker

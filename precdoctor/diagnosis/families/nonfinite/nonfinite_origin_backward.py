@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 
+from precdoctor.diagnosis.advice.larger_loss_scale import loss_scale_of
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, beyond_any_scale, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import there_are
-from precdoctor.diagnosis.families.nonfinite.incident import Incident, Report
-from precdoctor.diagnosis.families.nonfinite.incident_report import (
-    LEAD_TO_NONFINITE,
-    check_incidents,
-    checked_words,
-    confidence_options,
-    unrecorded_message,
-)
-from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, known_format
+from precdoctor.diagnosis.families.nonfinite.incident import LEAD_TO_NONFINITE, Incident, Report
+from precdoctor.diagnosis.families.nonfinite.incident_report import check_incidents, confidence_options
+from precdoctor.diagnosis.families.nonfinite.op_prescriptions import lower_scale
+from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, TensorRow, known_format
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
@@ -61,14 +57,13 @@ the tensor has zeros.
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding per incident that begins in the backward pass."""
-    seen = checked_words(view, (*BACKWARD_KINDS, "weight_grad_step"), "gradient")
-    return check_incidents(view, RULE, options, _report, seen)
+    return check_incidents(view, RULE, options, _report, (*BACKWARD_KINDS, "weight_grad_step"), "gradient")
 
 
 def _report(view: RunView, incident: Incident) -> Report:
     origin = incident.origin
     if origin is None:
-        message = unrecorded_message(view, incident, "A gradient is non-finite")
+        message = incident.unrecorded_message(view, "A gradient is non-finite")
         return Report(f"a gradient became non-finite {incident.at_step(view)}", message, _detect_anomaly(incident))
     row = origin.row
     maker = "reduction, unscaling or clipping" if origin.how == "reduction" else origin.maker
@@ -96,7 +91,7 @@ def _prescribe(view: RunView, incident: Incident) -> Prescription:
     row = origin.row
     fmt = known_format(row.dtype)
     if incident.cause.name == "loss-scale-overflow" and fmt is not None:
-        return _lower_scale(view, incident, fmt.max)
+        return _lower_scale(view, incident, row, fmt.max)
     if incident.cause.name == "sqrt-gradient-at-zero":
         count = row.non_finite
         return Prescription(
@@ -108,24 +103,16 @@ def _prescribe(view: RunView, incident: Incident) -> Prescription:
     return _detect_anomaly(incident)
 
 
-def _lower_scale(view: RunView, incident: Incident, largest: float) -> Prescription:
-    """Lower the loss scale; ``largest`` is the maximum of the gradient's format."""
-    facts = view.step_facts(incident.process, incident.step)
-    row = incident.origin.row if incident.origin is not None else None
-    scale = (row.scale if row is not None else None) or (facts.loss_scale if facts is not None else None) or 1.0
+def _lower_scale(view: RunView, incident: Incident, row: TensorRow, largest: float) -> Prescription:
+    """Lower the loss scale; ``largest`` is the maximum of the format of ``row``, the gradient."""
+    scale = loss_scale_of(view, row)
     headrooms = [s.headroom for s in incident.history if s.headroom is not None and s.step < incident.step]
     # The gradient's headroom on healthy steps shows how far to lower the scale; the overflow alone proves one binade.
     binades = max(1, math.ceil(1.0 - min(headrooms))) if headrooms else 1
     target = 2.0 ** math.floor(math.log2(scale) - binades)
-    return Prescription(
-        title=f"lower the loss scale from {scale:g} to {target:g} and let GradScaler skip what still overflows",
-        change={"loss_scale": {"from": scale, "to": target}},
-        predicted={
-            "overflow_limit_unscaled": {"from": largest / scale, "to": largest / target},
-            "steps_that_reach_the_weights_with_inf": 0,
-        },
-        snippet=snippets.grad_scaler(view.device, target),
-    )
+    limit = {"from": largest / scale, "to": largest / target}
+    predicted = {"overflow_limit_unscaled": limit, "steps_that_reach_the_weights_with_inf": 0}
+    return lower_scale(view, scale, target, predicted)
 
 
 RULE = Rule(

@@ -8,13 +8,8 @@ from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, makes_it_fall, same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
-from precdoctor.diagnosis.families.nonfinite.incident import Incident, Report
-from precdoctor.diagnosis.families.nonfinite.incident_report import (
-    LEAD_TO_NONFINITE,
-    check_incidents,
-    checked_words,
-    confidence_options,
-)
+from precdoctor.diagnosis.families.nonfinite.incident import LEAD_TO_NONFINITE, Incident, Report
+from precdoctor.diagnosis.families.nonfinite.incident_report import check_incidents, confidence_options
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import lower_rate
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TensorRow, known_format
 from precdoctor.diagnosis.survey.view import RunView
@@ -73,7 +68,7 @@ divergence.
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding per incident that begins in the forward pass."""
-    return check_incidents(view, RULE, options, _report, checked_words(view, FORWARD_KINDS, "forward tensor"))
+    return check_incidents(view, RULE, options, _report, FORWARD_KINDS, "forward tensor")
 
 
 def _report(view: RunView, incident: Incident) -> Report:

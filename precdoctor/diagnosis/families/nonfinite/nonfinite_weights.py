@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from precdoctor.diagnosis.advice.wide_weights import wide_weights
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import there_are
-from precdoctor.diagnosis.families.nonfinite.incident import Incident, Report
-from precdoctor.diagnosis.families.nonfinite.incident_report import (
-    LEAD_TO_NONFINITE,
-    check_incidents,
-    checked_words,
-    confidence_options,
-    unrecorded_message,
-)
-from precdoctor.diagnosis.families.nonfinite.op_prescriptions import finite_setting
+from precdoctor.diagnosis.families.nonfinite.incident import LEAD_TO_NONFINITE, Incident, Report
+from precdoctor.diagnosis.families.nonfinite.incident_report import check_incidents, confidence_options
+from precdoctor.diagnosis.families.nonfinite.op_prescriptions import finite_setting, weights_in_float32
 from precdoctor.diagnosis.survey.op_facts import BadSetting
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
@@ -66,13 +59,13 @@ it with its parameter group; the cause is then `other`.
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding per incident that begins in the weights or the optimizer."""
-    return check_incidents(view, RULE, options, _report, checked_words(view, ("weight", "update"), "weight tensor"))
+    return check_incidents(view, RULE, options, _report, ("weight", "update"), "weight tensor")
 
 
 def _report(view: RunView, incident: Incident) -> Report:
     origin = incident.origin
     if origin is None:
-        message = unrecorded_message(view, incident, "Weights are non-finite")
+        message = incident.unrecorded_message(view, "Weights are non-finite")
         return Report(f"weights became non-finite {incident.at_step(view)}", message, _prescribe(view, incident))
     row = origin.row
     name = row.label if row.kind == "opt_state" else f"`{row.parameter}`"
@@ -107,12 +100,9 @@ def _prescribe(view: RunView, incident: Incident) -> Prescription:
     fmt = known_format(row.dtype) if row is not None else None
     if incident.how == "optimizer" and fmt is not None and fmt.mantissa_bits < FP32.mantissa_bits:
         parameters = sum(r.numel for r in incident.path if r.kind == "weight")
-        return Prescription(
-            title=f"keep weights and optimizer state in FP32 ({fmt.name}'s smallest number is {fmt.min_subnormal:.3g})",
-            change={"weight_dtype": {"from": fmt.dtype, "to": FP32.dtype}},
-            predicted={"smallest_eps": {"from": fmt.min_subnormal, "to": FP32.min_subnormal}, "weights": parameters},
-            snippet=wide_weights(view, (fmt.dtype,)),
-        )
+        predicted = {"smallest_eps": {"from": fmt.min_subnormal, "to": FP32.min_subnormal}, "weights": parameters}
+        reason = f"{fmt.name}'s smallest number is {fmt.min_subnormal:.3g}"
+        return weights_in_float32(view, fmt, reason, predicted)
     if incident.how == "optimizer":
         lr = facts.lr if facts is not None and facts.lr else None
         return Prescription(

@@ -1,25 +1,24 @@
 """The prescription for each cause of a replayed incident: the change, its predicted effect, and the lines to paste.
 
-Causes at the edge of a function's domain are in :mod:`.domain_prescriptions`, code of installed packages in
-:mod:`.library_prescriptions`.
+Causes at the edge of a function's domain are in :mod:`.domain_prescriptions`. Nobody edits the code of an installed
+package: there the change is that of the call, or of the data.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
 from precdoctor.diagnosis.advice.wide_weights import wide_weights
-from precdoctor.diagnosis.claims import snippets
-from precdoctor.diagnosis.claims.finding import Phase, Prescription
+from precdoctor.diagnosis.claims import finding, snippets
+from precdoctor.diagnosis.claims.finding import Phase, Prescription, Source, at_line
 from precdoctor.diagnosis.divergence.onset import healthy_norms
 from precdoctor.diagnosis.families.nonfinite import domain_prescriptions as domains
-from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import mask_filling, too_large_constant
+from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import NOTHING_COUNTED, mask_filling, too_large_constant
 from precdoctor.diagnosis.families.nonfinite.culprit import gradient_scale
 from precdoctor.diagnosis.families.nonfinite.incident import Culprit, Incident
-from precdoctor.diagnosis.families.nonfinite.library_prescriptions import change_the_call
 from precdoctor.diagnosis.survey.bad_data import mend_data
 from precdoctor.diagnosis.survey.op_facts import BadSetting, Poisoned
 from precdoctor.diagnosis.survey.rows import known_format
@@ -30,6 +29,19 @@ from precdoctor.numerics.formats import BF16, FP16, FP32, Format
 _MIN_NORMS = 8
 #: Factor over the usual gradient norm above which gradients count as exploded: the ``norm_factor`` of PD605.
 _EXPLOSION_FACTOR = 4.0
+#: The condition that a call's arguments have to meet, by cause.
+_CONDITIONS = {
+    "division-by-zero": "what {op} divides by must not be 0",
+    "optimizer-division-by-zero": "what {op} divides by must not be 0",
+    "log-of-nonpositive": "the operand of {op} must be above 0",
+    "sqrt-of-negative": "the operand of {op} must not be negative",
+    "exp-overflow": "the operand of {op} must be smaller",
+    "domain-error": "the operand of {op} must lie where {op} is defined",
+    "softmax-fully-masked": "no row may be masked throughout",
+    "sqrt-gradient-at-zero": "the operand of {op} must not be 0, where its derivative is infinite",
+    "norm-gradient-at-zero": "the operand of {op} must not be 0, where it has no derivative",
+    "domain-edge-gradient": "the operand of {op} must not lie where its derivative is infinite",
+}
 
 
 def prescribe(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
@@ -39,7 +51,7 @@ def prescribe(view: RunView, incident: Incident, culprit: Culprit) -> Prescripti
     remedy = _BY_CAUSE.get(culprit.cause.name or "", domains.stop_and_inspect)
     if remedy is domains.stop_and_inspect and incident.poison is not None:
         return finite_buffer(incident, incident.poison.poisoned[0])
-    if culprit.op.in_library and culprit.external is None and culprit.cause.name in _MENDED_AT_LINE:
+    if culprit.op.in_library and culprit.external is None and culprit.cause.name in _AT_LINE:
         return change_the_call(view, incident, culprit)
     return remedy(view, incident, culprit)
 
@@ -88,6 +100,7 @@ def _widen(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
         return _clip_or_lower_rate(view, incident, culprit)
     if narrow is None or reach is None:
         return domains.stop_and_inspect(view, incident, culprit)
+    why = f"the exact result reaches {reach:.4g}, {narrow.name} ends at {narrow.max:g}"
     in_loss = culprit.phase is Phase.LOSS  # FP32 costs little in a loss, and autocast may not cover it
     wide = FP32 if in_loss else BF16
     predicted: dict[str, Any] = {
@@ -97,15 +110,13 @@ def _widen(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     if in_loss:
         name, line = culprit.op.short, "" if culprit.op.in_library else culprit.at_line
         return Prescription(
-            title=f"compute {name} in FP32{line}: the exact result reaches {reach:.4g}, "
-            f"{narrow.name} ends at {narrow.max:g}",
+            title=f"compute {name} in FP32{line}: {why}",
             change={"op": culprit.op.name, "dtype": {"from": narrow.dtype, "to": FP32.dtype}},
             predicted=predicted,
             snippet=f"x = x.float()  # each tensor that {name} reads; in a loss FP32 costs little\n",
         )
     return Prescription(
-        title=f"use BF16 in place of {narrow.name}{culprit.at_line}: the exact result reaches {reach:.4g}, "
-        f"{narrow.name} ends at {narrow.max:g}",
+        title=f"use BF16 in place of {narrow.name}{culprit.at_line}: {why}",
         change={"module": culprit.module, "dtype": {"from": narrow.dtype, "to": BF16.dtype}},
         predicted=predicted,
         snippet=snippets.bfloat16_autocast(view.device),
@@ -193,10 +204,16 @@ def _lower_scale(view: RunView, incident: Incident, culprit: Culprit) -> Prescri
     reach = culprit.op.reference.amax if culprit.op.reference is not None else None
     binades = max(1, math.ceil(math.log2(reach / FP16.max)) + 1) if reach and reach > FP16.max else 1
     target = 2.0 ** (math.floor(math.log2(scale)) - binades)
+    predicted = {"largest_gradient": {"from": reach, "to": reach * target / scale if reach else None}}
+    return lower_scale(view, scale, target, predicted)
+
+
+def lower_scale(view: RunView, scale: float, target: float, predicted: Mapping[str, Any]) -> Prescription:
+    """Lower the loss scale to ``target``."""
     return Prescription(
         title=f"lower the loss scale from {scale:g} to {target:g} and let GradScaler skip what still overflows",
         change={"loss_scale": {"from": scale, "to": target}},
-        predicted={"largest_gradient": {"from": reach, "to": reach * target / scale if reach else None}},
+        predicted=predicted,
         snippet=snippets.grad_scaler(view.device, target),
     )
 
@@ -220,12 +237,8 @@ def _raise_eps(view: RunView, incident: Incident, culprit: Culprit) -> Prescript
     """Make a divisor of 0 in the optimizer nonzero: widen the format that flushes its eps, or raise the eps."""
     narrow, eps = _narrow_format(culprit), culprit.op.settings.get("eps")
     if narrow is not None:
-        return _in_float32(
-            view,
-            narrow,
-            f"{narrow.name} ends at {narrow.min_subnormal:.3g}",
-            {"smallest_eps": {"from": narrow.min_subnormal, "to": FP32.min_subnormal}},
-        )
+        smallest = {"smallest_eps": {"from": narrow.min_subnormal, "to": FP32.min_subnormal}}
+        return weights_in_float32(view, narrow, f"{narrow.name} ends at {narrow.min_subnormal:.3g}", smallest)
     if eps == 0:
         return Prescription(
             title="give the optimizer an eps above 0 (it is 0)",
@@ -248,7 +261,7 @@ def _widen_optimizer(view: RunView, incident: Incident, culprit: Culprit) -> Pre
     narrow = _narrow_format(culprit)
     if narrow is not None:
         largest = {"largest_finite": {"from": narrow.max, "to": FP32.max}}
-        return _in_float32(view, narrow, f"{narrow.name} ends at {narrow.max:g}", largest)
+        return weights_in_float32(view, narrow, f"{narrow.name} ends at {narrow.max:g}", largest)
     return Prescription(
         title="lower the learning rate and clip",
         change={"clip_norm": 1.0},
@@ -262,7 +275,8 @@ def _narrow_format(culprit: Culprit) -> Format | None:
     return next((f for o in culprit.op.operands if (f := known_format(o.dtype)) and f.exponent_bits <= 5), None)
 
 
-def _in_float32(view: RunView, narrow: Format, reason: str, predicted: dict[str, Any]) -> Prescription:
+def weights_in_float32(view: RunView, narrow: Format, reason: str, predicted: Mapping[str, Any]) -> Prescription:
+    """Keep weights and optimizer state in FP32 in place of the format ``narrow``."""
     return Prescription(
         title=f"keep weights and optimizer state in FP32 ({reason})",
         change={"weight_dtype": {"from": narrow.dtype, "to": FP32.dtype}},
@@ -271,29 +285,68 @@ def _in_float32(view: RunView, narrow: Format, reason: str, predicted: dict[str,
     )
 
 
-#: Causes that are mended by an edit of the op's line, which is no remedy in the code of an installed package.
-_MENDED_AT_LINE = frozenset(
-    (
-        *("log-of-nonpositive", "division-by-zero", "exp-overflow", "sqrt-of-negative", "domain-error"),
-        *("softmax-fully-masked", "sqrt-gradient-at-zero", "norm-gradient-at-zero", "domain-edge-gradient"),
-        "where-gradient-trap",
+# -- code of installed packages ---------------------------------------------------------------------------------------
+
+
+def user_line(view: RunView, incident: Incident, culprit: Culprit) -> Source | None:
+    """The last line of the user's code on the way to the op; None if the log has none."""
+    replay = culprit.replay
+    if culprit.op.caller is None and replay.called_by_library:  # the user may have called backward()
+        return view.detection(incident.process, incident.step)
+    return culprit.op.caller or replay.call
+
+
+def library_words(view: RunView, incident: Incident, culprit: Culprit) -> str:
+    """A sentence if the op's line is in a library, with the last line of the user's code; else empty."""
+    if not culprit.op.in_library or culprit.source is None:
+        return ""
+    return finding.library_words(culprit.source, user_line(view, incident, culprit))
+
+
+def change_the_call(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
+    """Change the arguments of the user's call, or the data, because the op's line is in a library."""
+    line, made = user_line(view, incident, culprit), culprit.forward_op or culprit.op
+    change = {"call": None if line is None else f"{line.file}:{line.line}", "module": culprit.module}
+    if any(words in culprit.cause.why for words in NOTHING_COUNTED):
+        return Prescription(
+            title="leave out batches in which nothing is counted: labels that are all ignored, a mask without a 1"
+            + (f" (called{at_line(line)})" if line is not None else ""),
+            change={**change, "filter": "counted"},
+            predicted=culprit.predicted_effect,
+            snippet=(
+                "# where batches are made; -100 is the label that torch and transformers ignore\n"
+                "if not (labels != -100).any():\n"
+                "    raise ValueError('no label of this batch counts: its loss is 0 / 0')\n"
+            ),
+        )
+    wanted = _CONDITIONS.get(culprit.cause.name or "", "they must be such that {op} stays finite").format(op=made.short)
+    return Prescription(
+        title=f"change the arguments of the call{at_line(line)} or the data, not the library: {wanted}",
+        change=change,
+        predicted=culprit.predicted_effect,
+        snippet=snippets.halt_on_nonfinite(culprit.module or ""),
     )
-)
-_BY_CAUSE: dict[str, Callable[[RunView, Incident, Culprit], Prescription]] = {
+
+
+_Remedy = Callable[[RunView, Incident, Culprit], Prescription]
+#: Remedies that edit the op's line, by cause; in the code of an installed package that is none.
+_AT_LINE: dict[str, _Remedy] = {
     "log-of-nonpositive": domains.clamp_log,
     "division-by-zero": domains.guard_quotient,
     "exp-overflow": domains.clamp_exponent,
     "sqrt-of-negative": domains.clamp_root,
     "domain-error": domains.into_domain,
-    "matmul-overflow": _widen,
-    "square-overflow": _widen,
-    "reduction-overflow": _widen,
-    "cast-overflow": _replace_cast,
     "softmax-fully-masked": _mask_value,
     "sqrt-gradient-at-zero": domains.eps_inside_root,
     "norm-gradient-at-zero": domains.norm_as_root,
     "where-gradient-trap": _double_where,
     "domain-edge-gradient": domains.away_from_pole,
+}
+_BY_CAUSE: dict[str, _Remedy] = _AT_LINE | {
+    "matmul-overflow": _widen,
+    "square-overflow": _widen,
+    "reduction-overflow": _widen,
+    "cast-overflow": _replace_cast,
     "loss-scale-overflow": _lower_scale,
     "optimizer-division-by-zero": _raise_eps,
     "optimizer-overflow": _widen_optimizer,

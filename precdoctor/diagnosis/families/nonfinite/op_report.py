@@ -10,8 +10,7 @@ from typing import Any
 from precdoctor.diagnosis.claims.finding import Location
 from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import ROUNDING_ERROR, UNDERFLOWED
 from precdoctor.diagnosis.families.nonfinite.incident import Cause, Culprit, Incident, Report
-from precdoctor.diagnosis.families.nonfinite.library_prescriptions import library_words
-from precdoctor.diagnosis.families.nonfinite.op_prescriptions import finite_buffer, prescribe
+from precdoctor.diagnosis.families.nonfinite.op_prescriptions import finite_buffer, library_words, prescribe
 from precdoctor.diagnosis.families.nonfinite.tensor_causes import provenance, provenance_words
 from precdoctor.diagnosis.survey.op_facts import BadSetting, Op, Replay, reader_of
 from precdoctor.diagnosis.survey.operand import Operand
@@ -81,7 +80,7 @@ def _title(view: RunView, incident: Incident, culprit: Culprit) -> str:
         return _settings_title(incident, settings[0], f"{op.short} in {place} makes weights non-finite")
     if (data := culprit.data) is not None:
         title = data.title(f"`{root}`" if (root := culprit.replay.root or op.root) else "the loss code")
-    elif external is not None and _delivered_finite(culprit):
+    elif external is not None and external[0] == "batch" and culprit.replay.data_is_finite:
         title = f"code between the data loader and {place} made {external_words(culprit)} non-finite"
     elif external is not None:
         words = external_words(culprit)
@@ -125,12 +124,6 @@ def report_poisoning(view: RunView, incident: Incident, replay: Replay) -> Repor
     title = f"`{first.full_name}` becomes non-finite{incident.unseen_words}"
     message = f"{incident.at_step(view).capitalize()},{_poison_words(incident)} {replay.why.capitalize()}."
     return Report(title, f"{message} {incident.resume_advice}", finite_buffer(incident, first))
-
-
-def _delivered_finite(culprit: Culprit) -> bool:
-    """Whether the model's argument was non-finite although the data loader's batch was finite."""
-    external = culprit.external
-    return external is not None and external[0] == "batch" and culprit.replay.data_is_finite is True
 
 
 def culprit_location(view: RunView, incident: Incident, culprit: Culprit, by_tensors: Location) -> Location:

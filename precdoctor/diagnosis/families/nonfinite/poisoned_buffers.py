@@ -124,7 +124,7 @@ def _finding(view: RunView, poisoned: Mapping[tuple[Process, Parameter], _Buffer
             "path": path_evidence([*(path_to(forward, first_bad) if first_bad is not None else ()), row]),
             "confidence_reason": "fewer than two steps were recorded since" if few else "every element was counted",
         },
-        prescriptions=(_reset(place, len(poisoned)),),
+        prescription=_reset(place, len(poisoned)),
     )
 
 

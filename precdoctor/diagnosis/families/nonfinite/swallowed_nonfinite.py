@@ -7,16 +7,7 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption,
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.scan_effects import EFFECT, effect_words, wrong_results, wrong_share
-from precdoctor.diagnosis.survey.scans import (
-    Fact,
-    Group,
-    certainty,
-    check_facts,
-    elsewhere_words,
-    place_finding,
-    place_words,
-    short_name,
-)
+from precdoctor.diagnosis.survey.scans import Fact, Group, check_facts, place_finding, short_name
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32
 
@@ -70,21 +61,21 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     hiding = short_name(hidden or shown)
     seen, exact, share = fact.number("seen"), fact.number("exact"), percent(wrong_share(fact))
     message = (
-        f"At step {fact.step}, {fact.op}{fact.line} {place_words(fact)} made {affected:,} non-finite elements "
+        f"At step {fact.step}, {fact.op}{fact.line} {fact.place_words} made {affected:,} non-finite elements "
         f"({fact.dtype}) where FP64 gives up to {fact.number('exact_amax'):.4g}. {hiding}{there} turned them into "
         f"finite numbers. After {short_name(shown)}, {wrong:,} of {of:,} elements ({share}, limit "
         f"{percent(options['wrong_share'])}) are wrong by more than half, for instance {seen:.4g} where FP64 "
         f"gives {exact:.4g}. Neither the module's outputs nor the loss show it."
-        f"{effect_words(fact, options['effect'])}{elsewhere_words(group)}"
+        f"{effect_words(fact, options['effect'])}{group.elsewhere_words}"
     )
     return place_finding(
         RULE,
         view,
         group,
-        title=f"{fact.short} overflows {place_words(fact)} and {hiding} hides it: {share} of "
+        title=f"{fact.short} overflows {fact.place_words} and {hiding} hides it: {share} of "
         f"the result is wrong{fact.line}",
         message=message,
-        certain=certainty(group, 0.95, _REASON),
+        certain=group.certainty(0.95, _REASON),
         limits={n: options[n] for n in ("wrong_share", "effect")},
         prescription=_prescription(fact, affected, wrong),
     )

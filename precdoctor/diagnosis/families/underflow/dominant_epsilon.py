@@ -14,7 +14,6 @@ from precdoctor.diagnosis.survey.scans import (
     check_facts,
     elsewhere_words,
     is_optimizers,
-    op_words,
     place_finding,
     place_words,
     short_name,
@@ -84,7 +83,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     if wrong_share(fact) < options["wrong_share"]:
         limit += f", or {percent(options['large_effect'])} of what they feed"
     message = (
-        f"{op_words(fact)} guards numbers of {median:.3g} (median) with {constant:.3g}: {percent(decided)} of those "
+        f"{fact.op_words} guards numbers of {median:.3g} (median) with {constant:.3g}: {percent(decided)} of those "
         f"that are not zero are smaller. Without the constant, {fact.count('wrong'):,} of {fact.count('of'):,} results "
         f"of {short_name(op) if op else fact.short}{there} ({share}, {limit}) differ "
         f"by more than half{instance if 'exact' in fact.data else ''}."

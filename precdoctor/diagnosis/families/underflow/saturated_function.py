@@ -16,7 +16,6 @@ from precdoctor.diagnosis.survey.scans import (
     check_facts,
     done_steps,
     elsewhere_words,
-    op_words,
     place_finding,
     place_words,
     stands,
@@ -114,7 +113,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         passed = percent(fact.number("open"))
         title = f"softmax {place_words(fact)} is a hard choice from the first step on, and passes {passed}{fact.line}"
         message = (
-            f"{op_words(fact)} passes {passed} of the gradient that a softmax of equal scores would (limit "
+            f"{fact.op_words} passes {passed} of the gradient that a softmax of equal scores would (limit "
             f"{percent(options['open'])}; 1 - sum of squares, median of {fact.count('of'):,} rows): the largest score "
             f"is {distance:.3g} above the next. The layers that make the scores hardly learn."
         )
@@ -128,7 +127,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
             ends = f"all of the gradient of {channels} of its channels"
         title = f"{function} {place_words(fact)} is at its bound: {ends} ends there{fact.line}"
         message = (
-            f"{op_words(fact)} passes {'next to ' * near}nothing on for {fact.count('closed'):,} of "
+            f"{fact.op_words} passes {'next to ' * near}nothing on for {fact.count('closed'):,} of "
             f"{fact.count('of'):,} elements that a gradient arrives at: {percent(lost)} of its magnitude (limit "
             f"{percent(options['lost'])}), and all of it in {channels} of the channels (limit "
             f"{percent(options['channels'])}). The slope of {function} is {'next to ' * near}zero there."
@@ -168,7 +167,7 @@ def _twice_finding(view: RunView, group: Group) -> Finding:
         group,
         title=f"{loss} is given probabilities, {function} is applied twice: the loss cannot fall below {least:.2f}"
         f"{fact.line}",
-        message=f"{op_words(fact)} normalises {_made_words(fact)}. It lies between 0 and 1 and is taken for "
+        message=f"{fact.op_words} normalises {_made_words(fact)}. It lies between 0 and 1 and is taken for "
         f"logits, so that {among} the loss is {least:.3g} at best (limit of logits: 0). The more certain the model is, "
         f"the less of the gradient is left.{elsewhere_words(group)}",
         certain=(0.9, "the tensor was followed from one function to the other"),
@@ -223,7 +222,7 @@ def _without_log_finding(view: RunView, group: Group) -> Finding:
         view,
         group,
         title=f"{loss.name} is given probabilities without their logarithm: {loss.harm}{fact.line}",
-        message=f"{op_words(fact)} belongs to {loss.name}. That loss reads log-probabilities, which are 0 at most, and "
+        message=f"{fact.op_words} belongs to {loss.name}. That loss reads log-probabilities, which are 0 at most, and "
         f"is given {_made_words(fact)}. {loss.explained}{elsewhere_words(group)}",
         certain=(0.9, "the tensor was followed from the softmax to the loss"),
         limits={},

@@ -17,7 +17,6 @@ from precdoctor.diagnosis.survey.scans import (
     check_facts,
     elsewhere_words,
     is_optimizers,
-    op_words,
     place_finding,
     scans,
 )
@@ -148,7 +147,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     anew = _target(fact) == "weight" and short == "copy"
     gone = " The FP32 copy is made from them on every step: what they did not take up is gone." if anew else ""
     message = (
-        f"{op_words(fact)} left {percent(share)} of the elements of "
+        f"{fact.op_words} left {percent(share)} of the elements of "
         f"{what} in {dtype} unchanged (limit {percent(options['share'])}), though FP64 moves them: "
         f"values of {fact.number('value'):.3g} by {fact.number('move'):.3g}, {missing:.1f} bits below half a unit in "
         f"the last place (medians).{gone} {plural(fact.count('tensors'), 'tensor')} on this line.{_other_ops(group)}"
