@@ -1,4 +1,4 @@
-"""Casts of arrays: :mod:`precdoctor.numerics.casting` vectorised, and tested against it code by code."""
+"""Exact casts of arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ Codes = npt.NDArray[np.uint64]
 
 
 def encode_array(values: npt.ArrayLike, fmt: Format, *, saturate: bool = False) -> Codes:
-    """Return the codes that ``values`` round to; rules as for :func:`precdoctor.numerics.casting.encode`.
+    """Return the codes that ``values`` round to, by IEEE 754-2019, 4.3.1 roundTiesToEven.
+
+    Out of range: the maximum with ``saturate`` (for Inf also, as in OCP OFP8 1.0 section 5.2.1 SAT mode); otherwise
+    Inf, or NaN in a format without Inf. Formats with neither always saturate. A scale has no sign, no zero and no
+    mantissa: zero becomes its smallest value, because an all-zero block may have any scale; a negative number becomes
+    NaN; a tie between two powers of two goes up.
 
     Args:
         values: any shape; every dtype that float64 holds exactly.
