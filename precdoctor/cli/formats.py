@@ -112,16 +112,17 @@ def _described(fmt: Format | BlockFormat, *, codes: bool = False) -> dict[str, A
     from precdoctor.numerics.blocks import BlockFormat
     from precdoctor.numerics.casting import decode
 
-    described: dict[str, Any] = jsonable(fmt)
     if isinstance(fmt, BlockFormat):
         parts = {"element": fmt.element.name, "scale": fmt.scale.name}
         tensor = {"tensor_scale": fmt.tensor_scale.name if fmt.tensor_scale else None}
-        return described | parts | tensor | {"bits_per_element": fmt.bits_per_element}
-    derived = [
-        *("bits", "sign_bits", "min", "min_normal", "min_subnormal", "flush_limit", "overflow_limit", "tie_overflows"),
-        *("binades", "decades", "ulp_at_one"),
-    ]
-    described |= {name: getattr(fmt, name) for name in derived}
+        block: dict[str, Any] = jsonable(fmt)
+        return block | parts | tensor | {"bits_per_element": fmt.bits_per_element}
+    names = (
+        *("name", "dtype", "kind", "exponent_bits", "mantissa_bits", "bias", "max", "has_infinity", "nan", "stored"),
+        *("source", "bits", "sign_bits", "min", "min_normal", "min_subnormal", "flush_limit", "overflow_limit"),
+        *("tie_overflows", "binades", "decades", "ulp_at_one"),
+    )
+    described = {name: getattr(fmt, name) for name in names}
     if codes and fmt.bits <= 8:
         described["code_points"] = [decode(code, fmt) for code in range(1 << fmt.bits)]
     return described
