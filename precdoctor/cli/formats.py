@@ -110,7 +110,7 @@ def _described(fmt: Format | BlockFormat, *, codes: bool = False) -> dict[str, A
     """A format as JSON values: fields and derived numbers; with ``codes`` the value of every code, if at most 256."""
     from precdoctor.diagnosis.claims.finding import jsonable
     from precdoctor.numerics.blocks import BlockFormat
-    from precdoctor.numerics.casting import decode
+    from precdoctor.numerics.casting_array import decode
 
     if isinstance(fmt, BlockFormat):
         parts = {"element": fmt.element.name, "scale": fmt.scale.name}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from precdoctor.numerics.casting import decode, decode_magnitude
-from precdoctor.numerics.casting_array import cast_array, encode_array
+from precdoctor.numerics.casting_array import cast_array, decode, decode_magnitude, encode_array
 from precdoctor.numerics.formats import Format, Kind, NaN
 
 

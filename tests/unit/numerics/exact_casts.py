@@ -3,7 +3,7 @@
 import math
 from fractions import Fraction
 
-from precdoctor.numerics.casting import decode, nan_code
+from precdoctor.numerics.casting_array import decode, nan_code
 from precdoctor.numerics.formats import Format, Kind, NaN
 
 
