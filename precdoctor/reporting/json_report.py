@@ -37,16 +37,8 @@ def document(diagnosis: Diagnosis, exit_code: int) -> dict[str, Any]:
 
 def gate_document(report: GateReport) -> dict[str, Any]:
     """A gate's report as JSON values: the merged diagnosis of its runs, plus the checks under ``gate``."""
-    checks = [jsonable(check) for check in report.checks]
-    gate = {
-        "runs": list(report.runs),
-        "baseline": report.baseline,
-        "fail_on": report.fail_on,
-        "checks": checks,
-        "untrustworthy": list(report.untrustworthy),
-        "notes": list(report.notes),
-        "suspects": list(report.suspects),
-    }
+    names = ("runs", "baseline", "fail_on", "checks", "untrustworthy", "notes", "suspects")
+    gate = {name: jsonable(getattr(report, name)) for name in names}
     return {**document(report.diagnosis, report.exit_code), "gate": gate}
 
 
