@@ -62,9 +62,10 @@ def formats(
     else:
         fmt = find_format(what)
         document = {"format": _described(fmt, codes=True)}
-        show = partial(
-            formats_view.print_block_format if isinstance(fmt, BlockFormat) else formats_view.print_format, fmt
-        )
+        if isinstance(fmt, BlockFormat):
+            show = partial(formats_view.print_block_format, fmt)
+        else:
+            show = partial(formats_view.print_format, fmt)
     write_answer(sys.stdout, shape, lambda: {"schema_version": 1, **jsonable(document)}, show)
     return 0
 
