@@ -32,11 +32,6 @@ class Estimate:
     high: float
     estimate: float
 
-    @property
-    def exact(self) -> bool:
-        """Whether ``low`` equals ``high``."""
-        return self.low == self.high
-
     @classmethod
     def of(cls, low: float, high: float, estimate: float) -> Estimate:
         """Clamp the estimate to the bounds."""

@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 
 
+def head() -> dict[str, Any]:
+    """The first keys of every document: schema version and tool."""
+    return {"schema_version": SCHEMA_VERSION, "tool": {"name": "precdoctor", "version": precdoctor.__version__}}
+
+
 def answer_head(run: Mapping[str, Any]) -> dict[str, Any]:
     """The first keys of every document about one run: schema version, tool, run."""
-    tool = {"name": "precdoctor", "version": precdoctor.__version__}
-    return {"schema_version": SCHEMA_VERSION, "tool": tool, "run": jsonable(run)}
+    return {**head(), "run": jsonable(run)}
 
 
 def document(diagnosis: Diagnosis, exit_code: int) -> dict[str, Any]:
