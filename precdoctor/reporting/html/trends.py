@@ -131,7 +131,7 @@ def forecasts(view: RunView, survey: Survey) -> list[dict[str, Any]]:
             outlook = "no steady trend" if slope is None else "not heading there"
         drawing = _headroom_drawing(survey, room, slope if near and not bad.size else None)
         kind = KINDS.get(tensor.kind, clean(tensor.kind, 40))
-        shown = {
+        shown: dict[str, Any] = {
             "full": full, "kind": kind, "dtype": clean(tensor.dtype, 40), "now": f"{number(round(now, 1))} binades",
             "rate": rate, "reaches": outlook, "urgent": near, "drawing": drawing,
         }  # fmt: skip
