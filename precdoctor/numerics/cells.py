@@ -141,6 +141,14 @@ def guess(statement: Statement, points: Floats, weights: Floats) -> float:
     return float((weights.ravel() * statement(Cells.at(points))[1]).sum())
 
 
+def share(statement: Statement, guessed: tuple[Cells, Floats, Floats], elements: float) -> Estimate:
+    """Bound and estimate the share of ``elements`` for which a statement is true, from cells, points and weights."""
+    cells, points, weights = guessed
+    low, high = count(statement, cells)
+    n = max(elements, 1.0)
+    return Estimate.of(low / n, high / n, guess(statement, points, weights) / n)
+
+
 def spread(parts: Sequence[Cells], per_cell: int = 128) -> tuple[Cells, Floats, Floats]:
     """Concatenate the cells of several parts, with points and weights as from :func:`points_of`.
 

@@ -104,7 +104,6 @@ class Verification:
     """The result of ``log verify``; ``ok`` if nothing is damaged or missing."""
 
     path: Path
-    schema_version: int
     ranks: list[RankReport]
 
     @property
@@ -131,7 +130,7 @@ def verify(
         RunUnreadableError: the directory cannot be listed.
     """
     run = Path(path)
-    info = read_run_info(run)
+    read_run_info(run)  # raises if this is no run that can be read
     with readable(str(run)):
         directories = rank_directories(run)
         hold(len(directories), MAX_DIRECTORIES, f"{run} holds {{}} rank directories")
@@ -139,7 +138,7 @@ def verify(
     for number, directory in enumerate(directories, 1):
         ranks.append(_rank_report(directory))
         progress("directories", number, len(directories))
-    return Verification(run, int(info["schema_version"]), ranks)
+    return Verification(run, ranks)
 
 
 def _rank_report(rank: RankDirectory) -> RankReport:
