@@ -13,6 +13,8 @@ from precdoctor.cli.values import OUTPUT_FORMATS
 from precdoctor.errors import RunExistsError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from precdoctor.cli.config import Settings
     from precdoctor.reporting.outputs import Report
     from precdoctor.runlog import Run
@@ -95,6 +97,19 @@ def destination(file: Path | None, *, force: bool) -> Iterator[IO[str]]:
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}") from None
     say(f"Wrote {file}")
+
+
+def write_answer(
+    stream: IO[str], shape: str, document: Callable[[], dict[str, Any]], show: Callable[[Console], None]
+) -> None:
+    """Write ``document`` if ``shape`` is ``json``, else what ``show`` prints."""
+    from precdoctor.reporting.console import make_console
+    from precdoctor.reporting.json_report import dumps
+
+    if shape == "json":
+        stream.write(dumps(document()))
+    else:
+        show(make_console(stream))
 
 
 def is_stream(file: Path) -> bool:

@@ -18,6 +18,13 @@ from typing import Any
 from precdoctor.cli import values
 from precdoctor.errors import UsageError, did_you_mean
 
+_LEVEL = values.choice("error", "warning")
+#: The keys of commands that write reports, and of those that also run rules.
+_REPORTS: dict[str, values.Parser] = {
+    "output-format": values.choice(*values.OUTPUT_FORMATS),
+    "also": values.parse_list,
+}
+_RULES = {**_REPORTS, "select": values.parse_list, "ignore": values.parse_list, "fail-on": _LEVEL}
 #: Every key that a file or the environment may set, by section, with its parser.
 SETTINGS: dict[str, dict[str, values.Parser]] = {
     "record": {
@@ -55,29 +62,15 @@ SETTINGS: dict[str, dict[str, values.Parser]] = {
         "redact-names": values.parse_switch,
         "output-format": values.choice("full", "concise", "json", "markdown"),
     },
-    "diagnose": {
-        "output-format": values.choice(*values.OUTPUT_FORMATS),
-        "also": values.parse_list,
-        "select": values.parse_list,
-        "ignore": values.parse_list,
-        "fail-on": values.choice("error", "warning"),
-    },
+    "diagnose": _RULES,
     "gate": {
         "baseline": values.parse_paths,
         "aggregate": values.choice("median", "best", "worst"),
         "fail-if": values.parse_list,
         "allow": values.parse_path,
-        "output-format": values.choice(*values.OUTPUT_FORMATS),
-        "also": values.parse_list,
-        "select": values.parse_list,
-        "ignore": values.parse_list,
-        "fail-on": values.choice("error", "warning"),
+        **_RULES,
     },
-    "compare": {
-        "output-format": values.choice(*values.OUTPUT_FORMATS),
-        "also": values.parse_list,
-        "fail-on": values.choice("error", "warning"),
-    },
+    "compare": {**_REPORTS, "fail-on": _LEVEL},
 }
 _PREFIX = "PRECDOCTOR_"
 _MAX_BYTES = 4 << 20

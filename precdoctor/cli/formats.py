@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from precdoctor.cli import options
-from precdoctor.cli.common import destination
+from precdoctor.cli.common import write_answer
 from precdoctor.cli.values import choice, read
 from precdoctor.errors import UsageError
 
@@ -36,32 +38,35 @@ def formats(
     With the name of one, all about it and, up to 8 bits, its code points. With a number, what becomes of it in every
     format: bits, error, neighbours, and the smallest update that sticks.
     """
-    as_json = read(choice("full", "json"), output_format, "--output-format") == "json"
+    shape = read(choice("full", "json"), output_format, "--output-format")
     value = None if what is None else _number(what)
     if what is not None and what.startswith("--"):
         raise UsageError(f"no such option: {what}; see precdoctor formats --help")
-    with destination(None, force=False) as stream:
-        if as_json:
-            from precdoctor.diagnosis.claims.finding import jsonable
-            from precdoctor.reporting.json_report import dumps
+    from precdoctor.diagnosis.claims.finding import jsonable
+    from precdoctor.numerics.bitview import bit_view
+    from precdoctor.numerics.blocks import BLOCK_FORMATS, BlockFormat
+    from precdoctor.numerics.formats import FORMATS, SCALE_FORMATS
+    from precdoctor.numerics.names import find_format
+    from precdoctor.reporting import formats_view
 
-            stream.write(dumps({"schema_version": 1, **jsonable(_document(what, value))}))
-            return 0
-        from precdoctor.numerics.blocks import BLOCK_FORMATS, BlockFormat
-        from precdoctor.numerics.formats import FORMATS, SCALE_FORMATS
-        from precdoctor.numerics.names import find_format
-        from precdoctor.reporting import formats_view
-        from precdoctor.reporting.console import make_console
-
-        console = make_console(stream)
-        if what is None:
-            formats_view.print_formats([*FORMATS.values(), *SCALE_FORMATS.values()], [*BLOCK_FORMATS.values()], console)
-        elif value is not None:
-            formats_view.print_number(value, _views(value), console)
-        elif isinstance(fmt := find_format(what), BlockFormat):
-            formats_view.print_block_format(fmt, console)
+    elements, blocks = [*FORMATS.values(), *SCALE_FORMATS.values()], [*BLOCK_FORMATS.values()]
+    document: dict[str, Any]
+    show: Any
+    if what is None:
+        document = {"formats": [_described(f) for f in elements], "block_formats": [_described(f) for f in blocks]}
+        show = partial(formats_view.print_formats, elements, blocks)
+    elif value is not None:
+        views = [bit_view(value, fmt) for fmt in elements]
+        document = {"value": value, "formats": views}
+        show = partial(formats_view.print_number, value, views)
+    else:
+        fmt = find_format(what)
+        document = {"format": _described(fmt, codes=True)}
+        if isinstance(fmt, BlockFormat):
+            show = partial(formats_view.print_block_format, fmt)
         else:
-            formats_view.print_format(fmt, console)
+            show = partial(formats_view.print_format, fmt)
+    write_answer(sys.stdout, shape, lambda: {"schema_version": 1, **jsonable(document)}, show)
     return 0
 
 
@@ -84,44 +89,23 @@ def _number(text: str) -> float | None:
     return value
 
 
-def _views(value: float) -> list[Any]:
-    from precdoctor.numerics.bitview import bit_view
-    from precdoctor.numerics.formats import FORMATS, SCALE_FORMATS
-
-    return [bit_view(value, fmt) for fmt in (*FORMATS.values(), *SCALE_FORMATS.values())]
-
-
-def _document(what: str | None, value: float | None) -> dict[str, Any]:
-    from precdoctor.numerics.blocks import BLOCK_FORMATS
-    from precdoctor.numerics.formats import FORMATS, SCALE_FORMATS
-    from precdoctor.numerics.names import find_format
-
-    if what is None:
-        return {
-            "formats": [_described(f) for f in (*FORMATS.values(), *SCALE_FORMATS.values())],
-            "block_formats": [_described(f) for f in BLOCK_FORMATS.values()],
-        }
-    if value is not None:
-        return {"value": value, "formats": _views(value)}
-    return {"format": _described(find_format(what), codes=True)}
-
-
 def _described(fmt: Format | BlockFormat, *, codes: bool = False) -> dict[str, Any]:
     """A format as JSON values: fields and derived numbers; with ``codes`` the value of every code, if at most 256."""
     from precdoctor.diagnosis.claims.finding import jsonable
     from precdoctor.numerics.blocks import BlockFormat
-    from precdoctor.numerics.casting import decode
+    from precdoctor.numerics.casting_array import decode
 
-    described: dict[str, Any] = jsonable(fmt)
     if isinstance(fmt, BlockFormat):
         parts = {"element": fmt.element.name, "scale": fmt.scale.name}
         tensor = {"tensor_scale": fmt.tensor_scale.name if fmt.tensor_scale else None}
-        return described | parts | tensor | {"bits_per_element": fmt.bits_per_element}
-    derived = [
-        *("bits", "sign_bits", "min", "min_normal", "min_subnormal", "flush_limit", "overflow_limit", "tie_overflows"),
-        *("binades", "decades", "ulp_at_one"),
-    ]
-    described |= {name: getattr(fmt, name) for name in derived}
+        block: dict[str, Any] = jsonable(fmt)
+        return block | parts | tensor | {"bits_per_element": fmt.bits_per_element}
+    names = (
+        *("name", "dtype", "kind", "exponent_bits", "mantissa_bits", "bias", "max", "has_infinity", "nan", "stored"),
+        *("source", "bits", "sign_bits", "min", "min_normal", "min_subnormal", "flush_limit", "overflow_limit"),
+        *("tie_overflows", "binades", "decades", "ulp_at_one"),
+    )
+    described = {name: getattr(fmt, name) for name in names}
     if codes and fmt.bits <= 8:
         described["code_points"] = [decode(code, fmt) for code in range(1 << fmt.bits)]
     return described

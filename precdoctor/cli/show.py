@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from precdoctor.cli import options
-from precdoctor.cli.common import destination, opened
+from precdoctor.cli.common import opened, write_answer
 from precdoctor.cli.values import choice, parse_count, read
 from precdoctor.errors import UsageError
 
@@ -42,25 +44,21 @@ def show(
     from precdoctor.diagnosis.survey.op_dtypes import op_dtypes
     from precdoctor.diagnosis.survey.scans import scans as scans_of
     from precdoctor.diagnosis.survey.view import RunView
-    from precdoctor.reporting.console import make_console
-    from precdoctor.reporting.json_report import dumps
     from precdoctor.reporting.show_view import print_dtypes, print_scans, print_summary
     from precdoctor.reporting.summary import summarise
 
     content: Any
+    document: Any
     print_content: Any
     if dtypes:
         content, print_content = op_dtypes(RunView(recorded)), print_dtypes
-        document = {"ops": jsonable(content)}
+        document = {"ops": content}
     elif scans:
         content, print_content = scans_of(RunView(recorded)), print_scans
-        document = {"scans": jsonable(content)}
+        document = {"scans": content}
     else:
         content, print_content = summarise(recorded, top=count), print_summary
-        document = jsonable(content)
-    with destination(None, force=False) as stream:
-        if shape == "json":
-            stream.write(dumps({"schema_version": 1, **document}))
-        else:
-            print_content(content, make_console(stream))
+        document = content
+    show_content = partial(print_content, content)
+    write_answer(sys.stdout, shape, lambda: {"schema_version": 1, **jsonable(document)}, show_content)
     return 0

@@ -74,9 +74,14 @@ def parse_period(raw: Any) -> int:
 
 def parse_step_list(raw: Any) -> tuple[int, ...]:
     """Step numbers, separated by commas or in a list; ascending, without duplicates."""
+    return _numbers(raw, "names no steps; write their numbers with commas, such as 0,100,1000")
+
+
+def _numbers(raw: Any, why: str) -> tuple[int, ...]:
+    """Whole numbers, separated by commas or in a list; ascending, without duplicates. ``why`` they are none."""
     parts = raw if isinstance(raw, list) else str(raw).split(",")
     if not parts or isinstance(raw, bool) or not all(re.fullmatch(r"\s*\d+\s*", str(part)) for part in parts):
-        raise ValueError(f"{raw!r} names no steps; write their numbers with commas, such as 0,100,1000")
+        raise ValueError(f"{raw!r} {why}")
     return tuple(sorted({int(part) for part in parts}))
 
 
@@ -112,12 +117,7 @@ def parse_percentage(raw: Any) -> float:
 
 def parse_ranks(raw: Any) -> tuple[int, ...] | None:
     """Ranks: ``all`` (gives None), one number, or several separated by commas or in a list."""
-    if raw == "all":
-        return None
-    parts = raw if isinstance(raw, list) else str(raw).split(",")
-    if not parts or isinstance(raw, bool) or not all(re.fullmatch(r"\s*\d+\s*", str(part)) for part in parts):
-        raise ValueError(f"{raw!r} names no ranks; write all, 0, or several such as 0,8,16")
-    return tuple(sorted({int(part) for part in parts}))
+    return None if raw == "all" else _numbers(raw, "names no ranks; write all, 0, or several such as 0,8,16")
 
 
 def parse_switch(raw: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from precdoctor.cli import options
-from precdoctor.cli.common import destination, opened
+from precdoctor.cli.common import destination, opened, write_answer
 from precdoctor.cli.values import choice, parse_count, parse_steps
 from precdoctor.cli.whatif_replay import ReplayQuestion, write_replay
 from precdoctor.errors import UsageError, did_you_mean
@@ -188,17 +188,13 @@ def _write_states(
     from precdoctor.diagnosis.engine import describe, view_of
     from precdoctor.diagnosis.offline.whatif.states import forecast_states
     from precdoctor.reporting import states_view
-    from precdoctor.reporting.console import make_console
-    from precdoctor.reporting.json_report import dumps
 
     if shape not in ("full", "json"):
         raise UsageError(f"--state has no {shape} output; choose full or json")
     answer = forecast_states(run, recipe, module=asked[0], steps=asked[1])
     facts = describe(view_of(run))
-    if shape == "json":
-        stream.write(dumps(states_view.document(answer, facts)))
-    else:
-        states_view.print_states(answer, facts, make_console(stream), worst=worst)
+    show = partial(states_view.print_states, answer, facts, worst=worst)
+    write_answer(stream, shape, partial(states_view.document, answer, facts), show)
 
 
 def _write_plan(
@@ -211,8 +207,6 @@ def _write_plan(
     from precdoctor.diagnosis.engine import describe, view_of
     from precdoctor.diagnosis.offline.whatif.plan import finite_steps
     from precdoctor.reporting import plan_view
-    from precdoctor.reporting.console import make_console
-    from precdoctor.reporting.json_report import dumps
 
     module, steps, horizon = asked
     view = view_of(run)
@@ -231,12 +225,10 @@ def _write_plan(
         inference_plan = make_inference_plan(run, target, module=module, steps=steps)
         document = plan_view.inference_document(_with(inference_plan, remark), facts)
         show = partial(plan_view.print_inference_plan, inference_plan, facts, remark=remark)
-    if shape == "json":
-        stream.write(dumps(document))
-    elif shape == "toml":
+    if shape == "toml":
         stream.write(plan_view.toml(document))
     else:
-        show(make_console(stream))
+        write_answer(stream, shape, lambda: document, show)
 
 
 def _with(plan: PlanT, remark: str | None) -> PlanT:

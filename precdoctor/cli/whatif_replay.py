@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
+from precdoctor.cli.common import write_answer
 from precdoctor.errors import NothingRecordedError, UsageError
 
 if TYPE_CHECKING:
@@ -87,8 +88,6 @@ def write_replay(run: Run, asked: ReplayQuestion, shape: str, worst: int, stream
     """
     from precdoctor.diagnosis.engine import describe
     from precdoctor.diagnosis.survey.view import RunView
-    from precdoctor.reporting.console import make_console
-    from precdoctor.reporting.json_report import dumps
 
     mode = asked.mode
     assert mode is not None
@@ -100,10 +99,7 @@ def write_replay(run: Run, asked: ReplayQuestion, shape: str, worst: int, stream
     answer = {"--loss-scaler": _loss_scaler, "--recipe": _recipe, "--accumulator": _accumulator}[mode]
     document, show = answer(view, asked, worst)
     facts = describe(view)
-    if shape == "json":
-        stream.write(dumps(document(facts)))
-    else:
-        show(facts, make_console(stream))
+    write_answer(stream, shape, partial(document, facts), partial(show, facts))
 
 
 def _loss_scaler(view: RunView, asked: ReplayQuestion, _worst: int) -> _Answer:

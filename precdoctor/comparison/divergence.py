@@ -163,12 +163,10 @@ def _windows(steps: Sequence[int]) -> Iterator[Sequence[int]]:
 
 def _paired_frames(a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Module, Module]) -> pd.DataFrame:
     """Paired rows, columns suffixed ``_a`` and ``_b``; rows without a fingerprint or a partner are left out."""
-    ours, theirs = _rows(a, steps), _rows(b, steps)
-    pairs = pair_rows(ours, theirs, names)
-    first, second = ours.iloc[pairs.first], theirs.iloc[pairs.second][list(_COMPARED)]
-    named = first.rename(columns={c: f"{c}_a" for c in _COMPARED}), second.add_suffix("_b")
-    pairs_of: pd.DataFrame = pd.concat([frame.reset_index(drop=True) for frame in named], axis=1)
-    return pairs_of
+    pairs = pair_rows(_rows(a, steps), _rows(b, steps), names)
+    named = pairs.first.rename(columns={c: f"{c}_a" for c in _COMPARED})
+    side_by_side: pd.DataFrame = pd.concat([named, pairs.second[list(_COMPARED)].add_suffix("_b")], axis=1)
+    return side_by_side
 
 
 def _rows(view: RunView, steps: Sequence[int]) -> pd.DataFrame:

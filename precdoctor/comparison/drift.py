@@ -138,10 +138,9 @@ def _compared_rows(
     a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Module, Module], known: dict[Key, int]
 ) -> pd.DataFrame:
     """One row per pair of rows, with the tensor's number in ``known``, to which new tensors are added."""
-    first, second = _rows(a, steps), _rows(b, steps)
-    pairs = pair_rows(first, second, names)
+    pairs = pair_rows(_rows(a, steps), _rows(b, steps), names)
+    first, second = pairs.first, pairs.second
     numbers = np.array([known.setdefault(key, len(known)) for key in pairs.keys], np.int64)
-    first, second = first.iloc[pairs.first].reset_index(drop=True), second.iloc[pairs.second].reset_index(drop=True)
     unscale = np.log2(first["multiplier"]) - np.log2(second["multiplier"])
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = {c: np.log2(column(second, c) / column(first, c)) + unscale for c in ("amax", "rms")}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -220,5 +220,6 @@ def _excess(worse: float, bound: float, *, passed: bool) -> float:
 
 
 def _near(glob: str, found: Mapping[Key, Summary]) -> str:
-    modules: Sequence[str] = sorted({key[1] for key in found if key[1]})
-    return nearest(glob, modules) if len(modules) <= 12 or "did you mean" in nearest(glob, modules) else ""
+    modules = sorted({key[1] for key in found if key[1]})
+    near = nearest(glob, modules)
+    return near if len(modules) <= 12 or "did you mean" in near else ""

@@ -356,9 +356,7 @@ class _Comparer:
 
     def _gap_limit(self, a: Sequence[Op], b: Sequence[Op]) -> float:
         tensors = [x for op in (*a, *b) for x in (*op.reads, *op.makes)]
-        entering = [self._a.error_of(x) for op in a for x in op.reads] + [
-            self._b.error_of(x) for op in b for x in op.reads
-        ]
+        entering = [side.error_of(x) for side, ops in ((self._a, a), (self._b, b)) for op in ops for x in op.reads]
         own = _PER_OP * math.sqrt(max(len(a), len(b), 1)) * roundoff(tensors)
         return own + _AMPLIFIED * max(entering, default=0.0)
 

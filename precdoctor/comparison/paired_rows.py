@@ -94,13 +94,13 @@ class Pairs:
     Attributes:
         keys: the tensors, named as in the first run.
         tensor: index into ``keys`` for each pair, shape ``(pairs,)``.
-        first, second: row numbers in the two frames, shape ``(pairs,)``.
+        first, second: the paired rows of the two frames, numbered from 0.
     """
 
     keys: Sequence[Key]
     tensor: Ints
-    first: Ints
-    second: Ints
+    first: pd.DataFrame
+    second: pd.DataFrame
 
 
 def pair_rows(first: pd.DataFrame, second: pd.DataFrame, names: Mapping[Module, Module]) -> Pairs:
@@ -123,4 +123,5 @@ def pair_rows(first: pd.DataFrame, second: pd.DataFrame, names: Mapping[Module, 
     identity = ["step", "rank", "tensor", "phase"]
     ours, theirs = (t.sort_values("attempt", kind="stable").drop_duplicates(identity, keep="last") for t in tables)
     pairs = ours.merge(theirs, on=identity, suffixes=("_a", "_b")).sort_values(["step", "rank", "row_a"], kind="stable")
-    return Pairs(list(known), *(pairs[name].to_numpy() for name in ("tensor", "row_a", "row_b")))
+    a, b = (frame.iloc[pairs[row]].reset_index(drop=True) for frame, row in ((first, "row_a"), (second, "row_b")))
+    return Pairs(list(known), pairs["tensor"].to_numpy(), a, b)

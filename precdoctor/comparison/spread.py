@@ -54,12 +54,10 @@ def limit_factor(repeats: int, comparisons: int, false_alarms: float) -> float:
     """The limit for a healthy run, in spreads from the centre of the baseline.
 
     Args:
-        repeats: number of healthy runs in the baseline.
+        repeats: number of healthy runs in the baseline, at least 2.
         comparisons: number of comparisons made; the chance of an alarm is divided among them (Bonferroni).
         false_alarms: accepted chance that any comparison fails on a healthy run.
     """
-    if repeats < 2:
-        return SINGLE_RUN_FACTOR
     tail = false_alarms / (2.0 * max(1, comparisons))
     # the centre is itself a median of `repeats` values: its variance is pi / 2 / repeats
     return student_quantile(tail, repeats - 1 + PRIOR_FREEDOM) * math.sqrt(1.0 + math.pi / 2.0 / repeats)

@@ -327,13 +327,12 @@ def _gradients(before: RunView, after: RunView, steps: Sequence[int]) -> Iterato
     pairs = pair_rows(frames[0], frames[1], {})
     if not len(pairs.tensor):
         return
-    rows = [f.iloc[at].reset_index(drop=True) for f, at in zip(frames, (pairs.first, pairs.second), strict=True)]
-    table = rows[0][["step", "root", "module"]].astype({"root": str, "module": str})
-    for name, frame in zip(("before", "after"), rows, strict=True):
+    table = pairs.first[["step", "root", "module"]].astype({"root": str, "module": str})
+    for name, frame in (("before", pairs.first), ("after", pairs.second)):
         scaled = np.nan_to_num(column(frame, "rms") / column(frame, "multiplier"))
         table[name] = scaled**2 * column(frame, "numel")
         table[f"zeros_{name}"] = np.nan_to_num(column(frame, "zero_share")) * column(frame, "numel")
-    table["numel"] = column(rows[0], "numel")
+    table["numel"] = column(pairs.first, "numel")
     sums = table.groupby(["root", "module", "step"], sort=False).sum().reset_index()
     for (root, module), mine in sums.groupby(["root", "module"], sort=False):
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from precdoctor.numerics.casting import cast, decode, decode_magnitude, encode
+from precdoctor.numerics.casting_array import cast_array, decode, decode_magnitude, encode_array
 from precdoctor.numerics.formats import Format, Kind, NaN
 
 
@@ -63,7 +63,7 @@ def bit_view(value: float, fmt: Format) -> BitView:
     """Return the view of ``value`` in ``fmt``; NaN, Inf and both zeros are accepted."""
     if math.isnan(value) and fmt.nan is NaN.NONE:
         return BitView(fmt.name, value, None, None, "", "", "", "not representable", None, None, None, None, None)
-    code = encode(value, fmt)
+    code = int(encode_array([value], fmt)[0])
     stored = decode(code, fmt)
     bits = f"{code:0{fmt.bits}b}"
     split = fmt.sign_bits + fmt.exponent_bits
@@ -92,12 +92,12 @@ def neighbours(stored: float, fmt: Format) -> tuple[float | None, float | None]:
     Raises:
         ValueError: ``stored`` is not a finite number of the format.
     """
-    if not math.isfinite(stored) or cast(stored, fmt) != stored:
+    if not math.isfinite(stored) or cast_array([stored], fmt)[0] != stored:
         raise ValueError(f"{stored!r} is not a finite number of {fmt.name}")
     if fmt.kind is Kind.INTEGER:
         return (stored - 1.0 if stored > fmt.min else None), (stored + 1.0 if stored < fmt.max else None)
     # Codes without their sign are in the order of the magnitudes, so signed codes are in the order of the values.
-    position = encode(abs(stored), fmt)
+    position = int(encode_array([abs(stored)], fmt)[0])
     position = -position if stored < 0.0 else position
     lowest = -fmt.max_code if fmt.sign_bits else 0
 

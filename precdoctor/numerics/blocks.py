@@ -51,19 +51,16 @@ class BlockFormat:
         return self.element.bits + self.scale.bits / (self.block[0] * self.block[1])
 
 
-MXFP8_E4M3 = BlockFormat(
-    name="MXFP8_E4M3", element=E4M3FN, scale=E8M0, block=(1, 32), rule=ScaleRule.FLOOR, source="OCP MX 1.0"
-)
-MXFP8_E5M2 = BlockFormat(
-    name="MXFP8_E5M2", element=E5M2, scale=E8M0, block=(1, 32), rule=ScaleRule.FLOOR, source="OCP MX 1.0"
-)
-MXFP6_E3M2 = BlockFormat(
-    name="MXFP6_E3M2", element=E3M2, scale=E8M0, block=(1, 32), rule=ScaleRule.FLOOR, source="OCP MX 1.0"
-)
-MXFP6_E2M3 = BlockFormat(
-    name="MXFP6_E2M3", element=E2M3, scale=E8M0, block=(1, 32), rule=ScaleRule.FLOOR, source="OCP MX 1.0"
-)
-MXFP4 = BlockFormat(name="MXFP4", element=E2M1, scale=E8M0, block=(1, 32), rule=ScaleRule.FLOOR, source="OCP MX 1.0")
+def _mx(name: str, element: Format) -> BlockFormat:
+    """Return the format of [MX] with these elements: blocks of 32 with a power of two as scale."""
+    return BlockFormat(name=name, element=element, scale=E8M0, block=(1, 32), rule=ScaleRule.FLOOR, source="OCP MX 1.0")
+
+
+MXFP8_E4M3 = _mx("MXFP8_E4M3", E4M3FN)
+MXFP8_E5M2 = _mx("MXFP8_E5M2", E5M2)
+MXFP6_E3M2 = _mx("MXFP6_E3M2", E3M2)
+MXFP6_E2M3 = _mx("MXFP6_E2M3", E2M3)
+MXFP4 = _mx("MXFP4", E2M1)
 NVFP4 = BlockFormat(
     name="NVFP4",
     element=E2M1,

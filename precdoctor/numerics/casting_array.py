@@ -1,21 +1,30 @@
-"""Casts of arrays: :mod:`precdoctor.numerics.casting` vectorised, and tested against it code by code."""
+"""Exact casts of arrays, and the values of single codes.
+
+Everything rests on one property of these formats: without the sign, codes are in the order of their values. So the
+neighbour of a number is the next code, rounding up is adding one, and "even" is the last bit of the code.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
 
 import numpy as np
 import numpy.typing as npt
 
 from precdoctor.numerics.arrays import Bools, Floats, Ints
-from precdoctor.numerics.casting import decode, nan_code
 from precdoctor.numerics.formats import Format, Kind, NaN
 
 Codes = npt.NDArray[np.uint64]
 
 
 def encode_array(values: npt.ArrayLike, fmt: Format, *, saturate: bool = False) -> Codes:
-    """Return the codes that ``values`` round to; rules as for :func:`precdoctor.numerics.casting.encode`.
+    """Return the codes that ``values`` round to, by IEEE 754-2019, 4.3.1 roundTiesToEven.
+
+    Out of range: the maximum with ``saturate`` (for Inf also, as in OCP OFP8 1.0 section 5.2.1 SAT mode); otherwise
+    Inf, or NaN in a format without Inf. Formats with neither always saturate. A scale has no sign, no zero and no
+    mantissa: zero becomes its smallest value, because an all-zero block may have any scale; a negative number becomes
+    NaN; a tie between two powers of two goes up.
 
     Args:
         values: any shape; every dtype that float64 holds exactly.
@@ -104,3 +113,49 @@ def _with_signs(magnitude: Codes, fmt: Format, negative: Bools) -> Codes:
     if fmt.nan is NaN.NEGATIVE_ZERO:
         negative = negative & (magnitude > 0)
     return np.where(negative, magnitude | np.uint64(1 << (fmt.bits - 1)), magnitude)
+
+
+def decode(code: int, fmt: Format) -> float:
+    """Return the value of a code.
+
+    Raises:
+        ValueError: the code has more bits than the format.
+    """
+    if not 0 <= code < 1 << fmt.bits:
+        raise ValueError(f"{fmt.name} has codes from 0 to {(1 << fmt.bits) - 1}, got {code}")
+    if fmt.kind is Kind.INTEGER:
+        return float(code - (1 << fmt.bits) if code >> (fmt.bits - 1) else code)
+    negative = bool(fmt.sign_bits) and code >> (fmt.bits - 1) == 1
+    magnitude_code = code & ((1 << (fmt.exponent_bits + fmt.mantissa_bits)) - 1)
+    if negative and magnitude_code == 0 and fmt.nan is NaN.NEGATIVE_ZERO:
+        return math.nan
+    if magnitude_code > fmt.max_code:
+        infinite = fmt.has_infinity and magnitude_code == fmt.max_code + 1
+        return math.copysign(math.inf, -negative or 1) if infinite else math.nan
+    magnitude = decode_magnitude(magnitude_code, fmt)
+    return -magnitude if negative else magnitude
+
+
+def decode_magnitude(code: int, fmt: Format) -> float:
+    """Return the value of a code without its sign, at most ``fmt.max_code``; the formula is in ``formats.py``."""
+    if fmt.kind is Kind.SCALE:
+        return math.ldexp(1.0, code - fmt.bias)
+    exponent, mantissa = code >> fmt.mantissa_bits, code & ((1 << fmt.mantissa_bits) - 1)
+    if exponent == 0:
+        return math.ldexp(mantissa, 1 - fmt.bias - fmt.mantissa_bits)
+    return math.ldexp((1 << fmt.mantissa_bits) + mantissa, exponent - fmt.bias - fmt.mantissa_bits)
+
+
+def nan_code(fmt: Format) -> int:
+    """Return the code of NaN: the quiet and positive one if there are several.
+
+    Raises:
+        ValueError: the format has no NaN.
+    """
+    if fmt.nan is NaN.NONE:
+        raise ValueError(f"{fmt.name} has no NaN")
+    if fmt.nan is NaN.NEGATIVE_ZERO:
+        return 1 << (fmt.bits - 1)
+    if fmt.nan is NaN.ALL_ONES:
+        return fmt.max_code + 1
+    return fmt.max_code + 1 + (1 << (fmt.mantissa_bits - 1))  # IEEE 754-2019, 6.2.1: the first mantissa bit means quiet

@@ -32,11 +32,6 @@ class Estimate:
     high: float
     estimate: float
 
-    @property
-    def exact(self) -> bool:
-        """Whether ``low`` equals ``high``."""
-        return self.low == self.high
-
     @classmethod
     def of(cls, low: float, high: float, estimate: float) -> Estimate:
         """Clamp the estimate to the bounds."""
@@ -144,6 +139,14 @@ def count(statement: Statement, cells: Cells) -> tuple[float, float]:
 def guess(statement: Statement, points: Floats, weights: Floats) -> float:
     """Estimate the number of elements for which a statement is true, from points and weights of :func:`points_of`."""
     return float((weights.ravel() * statement(Cells.at(points))[1]).sum())
+
+
+def share(statement: Statement, guessed: tuple[Cells, Floats, Floats], elements: float) -> Estimate:
+    """Bound and estimate the share of ``elements`` for which a statement is true, from cells, points and weights."""
+    cells, points, weights = guessed
+    low, high = count(statement, cells)
+    n = max(elements, 1.0)
+    return Estimate.of(low / n, high / n, guess(statement, points, weights) / n)
 
 
 def spread(parts: Sequence[Cells], per_cell: int = 128) -> tuple[Cells, Floats, Floats]:

@@ -38,7 +38,7 @@ class NaN(enum.Enum):
     NEGATIVE_ZERO = "the code that would be negative zero"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Format:
     """A binary number format, described by the properties that matter in training. Every value is exact in float64.
 
@@ -48,19 +48,22 @@ class Format:
     name: str
     #: Name of the dtype in the log, in torch or, if neither has it, in ml_dtypes, without the module's prefix.
     dtype: str
-    kind: Kind = Kind.FLOAT
     exponent_bits: int
     #: Stored mantissa bits, the implicit leading one not counted.
     mantissa_bits: int
     bias: int
     #: Largest finite value.
     max: float
-    #: Whether an overflowing cast gives Inf (IEEE 754). If false, it gives NaN, or the maximum in a format without NaN.
-    has_infinity: bool = True
-    nan: NaN = NaN.IEEE
+    nan: NaN
+    source: str
+    kind: Kind = Kind.FLOAT
     #: Whether tensors can be stored in it; false for a format that exists only inside a matrix unit (TF32).
     stored: bool = True
-    source: str
+
+    @property
+    def has_infinity(self) -> bool:
+        """Whether an overflowing cast gives Inf (IEEE 754); else NaN, or the maximum in a format without NaN."""
+        return self.nan is NaN.IEEE
 
     @property
     def sign_bits(self) -> int:
@@ -158,172 +161,30 @@ class Format:
         return math.log2(self.max) - math.log2(amax)
 
 
-FP64 = Format(
-    name="FP64",
-    dtype="float64",
-    exponent_bits=11,
-    mantissa_bits=52,
-    bias=1023,
-    max=float.fromhex("0x1.fffffffffffffp+1023"),
-    source="IEEE 754-2019 binary64",
-)
-FP32 = Format(
-    name="FP32",
-    dtype="float32",
-    exponent_bits=8,
-    mantissa_bits=23,
-    bias=127,
-    max=float.fromhex("0x1.fffffep+127"),
-    source="IEEE 754-2019 binary32",
-)
+# Columns: name, dtype, exponent bits, mantissa bits, bias, largest finite value, codes of NaN, source.
+FP64 = Format("FP64", "float64", 11, 52, 1023, (2 - 2**-52) * 2.0**1023, NaN.IEEE, "IEEE 754-2019 binary64")
+FP32 = Format("FP32", "float32", 8, 23, 127, (2 - 2**-23) * 2.0**127, NaN.IEEE, "IEEE 754-2019 binary32")
 TF32 = Format(
-    name="TF32",
-    dtype="tfloat32",
-    exponent_bits=8,
-    mantissa_bits=10,
-    bias=127,
-    max=float.fromhex("0x1.ffcp+127"),
-    stored=False,
-    source="NVIDIA A100 Tensor Core GPU Architecture (2020)",
-)
-BF16 = Format(
-    name="BF16",
-    dtype="bfloat16",
-    exponent_bits=8,
-    mantissa_bits=7,
-    bias=127,
-    max=float.fromhex("0x1.fep+127"),
-    source="arXiv:1905.12322",
-)
-FP16 = Format(
-    name="FP16",
-    dtype="float16",
-    exponent_bits=5,
-    mantissa_bits=10,
-    bias=15,
-    max=65504.0,
-    source="IEEE 754-2019 binary16",
-)
-E5M2 = Format(
-    name="E5M2",
-    dtype="float8_e5m2",
-    exponent_bits=5,
-    mantissa_bits=2,
-    bias=15,
-    max=57344.0,
-    source="OCP OFP8 1.0, table 2",
-)
-E5M2FNUZ = Format(
-    name="E5M2FNUZ",
-    dtype="float8_e5m2fnuz",
-    exponent_bits=5,
-    mantissa_bits=2,
-    bias=16,
-    max=57344.0,
-    has_infinity=False,
-    nan=NaN.NEGATIVE_ZERO,
-    source="arXiv:2206.02915",
-)
-E4M3FN = Format(
-    name="E4M3FN",
-    dtype="float8_e4m3fn",
-    exponent_bits=4,
-    mantissa_bits=3,
-    bias=7,
-    max=448.0,
-    has_infinity=False,
-    nan=NaN.ALL_ONES,
-    source="OCP OFP8 1.0, table 1",
-)
-E4M3FNUZ = Format(
-    name="E4M3FNUZ",
-    dtype="float8_e4m3fnuz",
-    exponent_bits=4,
-    mantissa_bits=3,
-    bias=8,
-    max=240.0,
-    has_infinity=False,
-    nan=NaN.NEGATIVE_ZERO,
-    source="arXiv:2206.02915",
-)
-E4M3_IEEE = Format(
-    name="E4M3_IEEE",
-    dtype="float8_e4m3",  # ml_dtypes' spelling; to most people "e4m3" is E4M3FN
-    exponent_bits=4,
-    mantissa_bits=3,
-    bias=7,
-    max=240.0,
-    source="IEEE 754-2019 rules with 4 exponent bits",
-)
-E3M2 = Format(
-    name="E3M2",
-    dtype="float6_e3m2fn",
-    exponent_bits=3,
-    mantissa_bits=2,
-    bias=3,
-    max=28.0,
-    has_infinity=False,
-    nan=NaN.NONE,
-    source="OCP MX 1.0, section 5.3.2",
-)
-E2M3 = Format(
-    name="E2M3",
-    dtype="float6_e2m3fn",
-    exponent_bits=2,
-    mantissa_bits=3,
-    bias=1,
-    max=7.5,
-    has_infinity=False,
-    nan=NaN.NONE,
-    source="OCP MX 1.0, section 5.3.2",
-)
-E2M1 = Format(
-    name="E2M1",
-    dtype="float4_e2m1fn",
-    exponent_bits=2,
-    mantissa_bits=1,
-    bias=1,
-    max=6.0,
-    has_infinity=False,
-    nan=NaN.NONE,
-    source="OCP MX 1.0, section 5.3.3",
-)
+    "TF32", "tfloat32", 8, 10, 127, (2 - 2**-10) * 2.0**127, NaN.IEEE,
+    "NVIDIA A100 Tensor Core GPU Architecture (2020)", stored=False,
+)  # fmt: skip
+BF16 = Format("BF16", "bfloat16", 8, 7, 127, (2 - 2**-7) * 2.0**127, NaN.IEEE, "arXiv:1905.12322")
+FP16 = Format("FP16", "float16", 5, 10, 15, 65504.0, NaN.IEEE, "IEEE 754-2019 binary16")
+E5M2 = Format("E5M2", "float8_e5m2", 5, 2, 15, 57344.0, NaN.IEEE, "OCP OFP8 1.0, table 2")
+E5M2FNUZ = Format("E5M2FNUZ", "float8_e5m2fnuz", 5, 2, 16, 57344.0, NaN.NEGATIVE_ZERO, "arXiv:2206.02915")
+E4M3FN = Format("E4M3FN", "float8_e4m3fn", 4, 3, 7, 448.0, NaN.ALL_ONES, "OCP OFP8 1.0, table 1")
+E4M3FNUZ = Format("E4M3FNUZ", "float8_e4m3fnuz", 4, 3, 8, 240.0, NaN.NEGATIVE_ZERO, "arXiv:2206.02915")
+# The dtype is ml_dtypes' spelling; to most people "e4m3" is E4M3FN.
+E4M3_IEEE = Format("E4M3_IEEE", "float8_e4m3", 4, 3, 7, 240.0, NaN.IEEE, "IEEE 754-2019 rules with 4 exponent bits")
+E3M2 = Format("E3M2", "float6_e3m2fn", 3, 2, 3, 28.0, NaN.NONE, "OCP MX 1.0, section 5.3.2")
+E2M3 = Format("E2M3", "float6_e2m3fn", 2, 3, 1, 7.5, NaN.NONE, "OCP MX 1.0, section 5.3.2")
+E2M1 = Format("E2M1", "float4_e2m1fn", 2, 1, 1, 6.0, NaN.NONE, "OCP MX 1.0, section 5.3.3")
 INT8 = Format(
-    name="INT8",
-    dtype="int8",
-    kind=Kind.INTEGER,
-    exponent_bits=0,
-    mantissa_bits=7,
-    bias=-6,
-    max=127.0,
-    has_infinity=False,
-    nan=NaN.NONE,
-    source="two's complement; the INT8 of OCP MX 1.0 has an implied scale of 2^-6",
-)
-INT4 = Format(
-    name="INT4",
-    dtype="int4",
-    kind=Kind.INTEGER,
-    exponent_bits=0,
-    mantissa_bits=3,
-    bias=-2,
-    max=7.0,
-    has_infinity=False,
-    nan=NaN.NONE,
-    source="two's complement",
-)
-E8M0 = Format(
-    name="E8M0",
-    dtype="float8_e8m0fnu",
-    kind=Kind.SCALE,
-    exponent_bits=8,
-    mantissa_bits=0,
-    bias=127,
-    max=float.fromhex("0x1p+127"),
-    has_infinity=False,
-    nan=NaN.ALL_ONES,
-    source="OCP MX 1.0, section 5.4.1",
-)
+    "INT8", "int8", 0, 7, -6, 127.0, NaN.NONE,
+    "two's complement; the INT8 of OCP MX 1.0 has an implied scale of 2^-6", Kind.INTEGER,
+)  # fmt: skip
+INT4 = Format("INT4", "int4", 0, 3, -2, 7.0, NaN.NONE, "two's complement", Kind.INTEGER)
+E8M0 = Format("E8M0", "float8_e8m0fnu", 8, 0, 127, 2.0**127, NaN.ALL_ONES, "OCP MX 1.0, section 5.4.1", Kind.SCALE)
 
 #: Every format a tensor's elements can have, by name, widest first.
 FORMATS: dict[str, Format] = {

@@ -21,15 +21,13 @@ from precdoctor.numerics.cells import (
     Cells,
     Estimate,
     Limits,
-    Statement,
     bulk_decibels,
     error_bounds,
     from_error,
-    guess,
+    share,
     spread,
     squared_errors,
 )
-from precdoctor.numerics.cells import count as counted
 from precdoctor.numerics.formats import Format, Kind
 from precdoctor.numerics.prediction import Prediction
 from precdoctor.numerics.tally import Bins, Tally, ragged, tally
@@ -77,13 +75,7 @@ def predict_groups(histogram: GroupHistogram, fmt: Format) -> Prediction:
     """Predict a cast to an element format with one scale per group; errors are measured after scaling back."""
     limits = Limits.of(fmt)
     counts = np.array(histogram.counts, dtype=np.float64)
-    cells, points, weights = spread([_cells(counts, fmt)], _POINTS)
-    n = max(float(histogram.elements), 1.0)
-
-    def fraction(statement: Statement) -> Estimate:
-        low, high = counted(statement, cells)
-        return Estimate.of(low / n, high / n, guess(statement, points, weights) / n)
-
+    guessed = cells, points, weights = spread([_cells(counts, fmt)], _POINTS)
     used = counts > 0.0
     per_element = np.array(histogram.energy)[used][::-1] / (cells.counts * fmt.max**2)
     low, high = error_bounds(cells, fmt, limits, aligned=False)
@@ -100,8 +92,8 @@ def predict_groups(histogram: GroupHistogram, fmt: Format) -> Prediction:
     return Prediction(
         scale=None,
         elements=histogram.elements,
-        flushed=fraction(limits.flushed),
-        subnormal=fraction(limits.subnormal),
+        flushed=share(limits.flushed, guessed, histogram.elements),
+        subnormal=share(limits.subnormal, guessed, histogram.elements),
         saturated=nothing,
         headroom_binades=Estimate(headroom, headroom, headroom),
         relative_error=error,

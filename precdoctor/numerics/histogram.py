@@ -31,11 +31,6 @@ class Interval:
     low: float
     high: float
 
-    @property
-    def exact(self) -> bool:
-        """Whether ``low`` equals ``high``."""
-        return self.low == self.high
-
 
 def bin_of(magnitude: float) -> int:
     """The bin of one finite positive magnitude: ``k`` with ``2**k < magnitude <= 2**(k+1)``, clamped to the end bins.

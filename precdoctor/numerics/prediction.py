@@ -19,13 +19,11 @@ from precdoctor.numerics.cells import (
     Cells,
     Estimate,
     Limits,
-    Statement,
     bulk_decibels,
-    count,
     decibels,
     error_bounds,
     from_error,
-    guess,
+    share,
     spread,
     squared_errors,
 )
@@ -139,17 +137,13 @@ def predict(
         guess_of = spread(_parts(statistics, scale))
         cells, points, weights = guess_of
 
-        def fraction(statement: Statement) -> Estimate:
-            low, high = count(statement, cells)
-            n = max(cells.total, 1.0)
-            return Estimate.of(low / n, high / n, guess(statement, points, weights) / n)
-
         bulk = None
         if fmt.kind is Kind.INTEGER:
             unit = float(points.max(initial=1.0))  # squares stay in float64's range
             errors = squared_errors(points, cells, fmt, limits, aligned=False, unit=unit)
             bulk = bulk_decibels(points / unit, weights, errors)
-        flushed, subnormal, saturated = map(fraction, (limits.flushed, limits.subnormal, limits.saturated))
+        statements = (limits.flushed, limits.subnormal, limits.saturated)
+        flushed, subnormal, saturated = (share(statement, guess_of, cells.total) for statement in statements)
         error, sqnr = from_error(*_squared_relative_error(statistics, scale, guess_of, fmt, limits))
     if not clips and saturated.high > 0.0:
         error, sqnr = _with_infinities(error, saturated, cells.total)

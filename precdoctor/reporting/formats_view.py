@@ -13,7 +13,7 @@ from rich.text import Text
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.numerics.bitview import BitView, Update
 from precdoctor.numerics.blocks import BlockFormat
-from precdoctor.numerics.casting import decode
+from precdoctor.numerics.casting_array import decode
 from precdoctor.numerics.formats import Format, Kind
 from precdoctor.reporting import tables
 from precdoctor.reporting.console import can_draw

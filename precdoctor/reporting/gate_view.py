@@ -18,6 +18,7 @@ from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.ranking.verdict import ExitCode
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.tables import folded, grid, left
+from precdoctor.reporting.terminal import MARKS
 from precdoctor.reporting.text import clean
 from precdoctor.runlog.shell import quoted_path
 
@@ -26,13 +27,9 @@ _SUSPECTS = 3
 #: Most subjects to list for one check.
 _SUBJECTS = 8
 _IDLE = Status.NOT_APPLICABLE
-#: Mark, its ASCII form, style; most urgent first.
-_FAILS, _WARNS, _OPEN, _PASSED = (
-    ("✗", "!!", "pd.bad"),
-    ("!", "! ", "pd.near"),
-    ("–", "--", "pd.quiet"),
-    ("✓", "ok", "pd.good"),
-)
+#: Mark, its ASCII form, style.
+_FAILS, _OPEN, _PASSED = (MARKS[status] for status in (Status.FAILED, Status.NOT_APPLICABLE, Status.PASSED))
+_WARNS = ("!", "! ", "pd.near")
 
 
 def print_gate(report: GateReport, console: Console, *, concise: bool = False) -> None:

@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 
 
+def head() -> dict[str, Any]:
+    """The first keys of every document: schema version and tool."""
+    return {"schema_version": SCHEMA_VERSION, "tool": {"name": "precdoctor", "version": precdoctor.__version__}}
+
+
 def answer_head(run: Mapping[str, Any]) -> dict[str, Any]:
     """The first keys of every document about one run: schema version, tool, run."""
-    tool = {"name": "precdoctor", "version": precdoctor.__version__}
-    return {"schema_version": SCHEMA_VERSION, "tool": tool, "run": jsonable(run)}
+    return {**head(), "run": jsonable(run)}
 
 
 def document(diagnosis: Diagnosis, exit_code: int) -> dict[str, Any]:
@@ -37,16 +41,8 @@ def document(diagnosis: Diagnosis, exit_code: int) -> dict[str, Any]:
 
 def gate_document(report: GateReport) -> dict[str, Any]:
     """A gate's report as JSON values: the merged diagnosis of its runs, plus the checks under ``gate``."""
-    checks = [jsonable(check) for check in report.checks]
-    gate = {
-        "runs": list(report.runs),
-        "baseline": report.baseline,
-        "fail_on": report.fail_on,
-        "checks": checks,
-        "untrustworthy": list(report.untrustworthy),
-        "notes": list(report.notes),
-        "suspects": list(report.suspects),
-    }
+    names = ("runs", "baseline", "fail_on", "checks", "untrustworthy", "notes", "suspects")
+    gate = {name: jsonable(getattr(report, name)) for name in names}
     return {**document(report.diagnosis, report.exit_code), "gate": gate}
 
 

@@ -127,10 +127,15 @@ def tensor_rows(difference: Difference) -> Iterator[tuple[str, OpTensor | None, 
             yield one.name or one.argument or ("result" if n == 0 else f"result {n}"), x, y
 
 
-def figures(x: OpTensor | None) -> tuple[str, ...]:
-    """Dtype and shape, amax, norm and mean as text; en dashes for None."""
-    if x is None:
-        return ("–",) * 4
+def runs_of(x: OpTensor | None, y: OpTensor | None) -> list[tuple[str, OpTensor]]:
+    """``(run, tensor)`` of a tensor in A and in B, one of which may be absent; one row, ``A=B``, for equal bits."""
+    if x is not None and y is not None and x.fingerprint is not None and x.fingerprint == y.fingerprint:
+        return [("A=B", x)]
+    return [(run, tensor) for run, tensor in (("A", x), ("B", y)) if tensor is not None]
+
+
+def figures(x: OpTensor) -> tuple[str, ...]:
+    """Dtype and shape, amax, norm and mean as text; en dashes for unknown figures."""
     bad = f" {number(sum(x.bad))} non-finite" if x.bad is not None and any(x.bad) else ""
     kind = f"{clean(x.dtype)} {list(x.shape)}{bad}"
     return (kind, *("–" if v is None else f"{v:.6g}" for v in (x.amax, x.norm, x.mean)))
@@ -139,12 +144,8 @@ def figures(x: OpTensor | None) -> tuple[str, ...]:
 def _print_tensors(difference: Difference, console: Console) -> None:
     shown = table(*folded("tensor", "", "dtype and shape"), *right("amax", "L2 norm", "mean"))
     for name, x, y in tensor_rows(difference):
-        if x is not None and y is not None and x.fingerprint is not None and x.fingerprint == y.fingerprint:
-            shown.add_row(Name(name), "A=B", *figures(x))
-            continue
-        for run, tensor in (("A", x), ("B", y)):
-            if tensor is not None:
-                shown.add_row(Name(name) if run == "A" or x is None else "", run, *figures(tensor))
+        for at, (run, tensor) in enumerate(runs_of(x, y)):
+            shown.add_row(Name(name) if at == 0 else "", run, *figures(tensor))
     console.print()
     console.print(Padding(shown, (0, 0, 0, 2)))
 
@@ -191,11 +192,7 @@ def ops_section(found: OpComparison) -> dict[str, Any]:
         "equal": first is None,
         "lists": [
             {
-                "step": x.step,
-                "rank": x.rank,
-                "ops_a": x.ops_a,
-                "ops_b": x.ops_b,
-                "paired": x.paired,
+                **{name: getattr(x, name) for name in ("step", "rank", "ops_a", "ops_b", "paired")},
                 "differing": len(x.differences),
                 "beyond": sum(not d.explained for d in x.differences),
                 "apart_before": [{"op": g.op.name, "name": g.tensor.name, "error": jsonable(g.error)} for g in x.given],
@@ -216,20 +213,14 @@ def ops_section(found: OpComparison) -> dict[str, Any]:
 def _difference(found: Difference | None) -> dict[str, Any] | None:
     if found is None:
         return None
-    values = {
-        "error": found.error,
-        "limit": found.limit,
-        "explained": found.explained,
-        "reads_others": found.reads_others,
+    return {
+        "op_a": _op(found.a),
+        "op_b": _op(found.b),
+        "made_a": _tensor(found.made_a),
+        "made_b": _tensor(found.made_b),
+        **{name: jsonable(getattr(found, name)) for name in ("error", "limit", "explained", "reads_others")},
         "reason": reason_of(found),
         "parents": sorted(found.parents),
-    }
-    sides = {"op_a": found.a, "op_b": found.b}
-    tensors = {"made_a": found.made_a, "made_b": found.made_b}
-    return {
-        **{name: _op(op) for name, op in sides.items()},
-        **{name: _tensor(x) for name, x in tensors.items()},
-        **jsonable(values),
     }
 
 

@@ -61,7 +61,7 @@ class RangeBar:
         histogram = ExponentHistogram.of(evidence.get("exp_lo"), evidence.get("exp_hist")).trimmed()
         if histogram.total <= 0:
             return None
-        first, last = _ends(fmt)
+        first, last = bin_of(fmt.min_subnormal), bin_of(fmt.max)
         per_cell = max(1, math.ceil((last - first + 1) / max(width, 8)))
         cells = [0] * math.ceil((last - first + 1) / per_cell)
         below = above = 0
@@ -75,7 +75,7 @@ class RangeBar:
                 cells[(k - first) // per_cell] += count
         top = math.log2(1 + max(cells))
         heights = tuple(0 if c <= 0 else max(1, round(8 * math.log2(1 + c) / top)) for c in cells)
-        subnormal = math.ceil((bin_of(fmt.min_normal) - first) / per_cell) if fmt.min_normal > 0 else 0
+        subnormal = math.ceil((bin_of(fmt.min_normal) - first) / per_cell)
         return cls(fmt, heights, subnormal, below / histogram.total, above / histogram.total)
 
     def text(self, *, ascii_only: bool = False, ends: bool = True) -> Text:
@@ -101,19 +101,13 @@ class RangeBar:
         return out
 
 
-def _ends(fmt: Format) -> tuple[int, int]:
-    """First and last bin with numbers of the format."""
-    smallest = fmt.min_subnormal if fmt.min_subnormal > 0 else math.ulp(0.0)
-    return bin_of(smallest), bin_of(fmt.max)
-
-
 def range_words(fmt: Format, *, ascii_only: bool = False) -> str:
     """The range that a bar spans, for a header: ``2^-9 … 448``."""
     return f"{_power(fmt.min_subnormal)} {'..' if ascii_only else '…'} {_value(fmt.max)}"
 
 
 def _power(value: float) -> str:
-    return f"2^{math.frexp(value)[1] - 1}" if value > 0 else "0"
+    return f"2^{math.frexp(value)[1] - 1}"
 
 
 def _value(value: float) -> str:

@@ -35,9 +35,9 @@ def clean(value: object, limit: int = LIMIT) -> str:
     return _shorten(_CI.sub("## ", _UNSAFE.sub(_escape, str(value))), limit)
 
 
-def clean_block(value: object, limit: int = 20 * LIMIT) -> str:
+def clean_block(value: object) -> str:
     """As :func:`clean`, for text of several lines: line feeds stay, tabs become four spaces."""
-    return _shorten(_CI.sub("## ", _UNSAFE_IN_BLOCK.sub(_escape, str(value).replace("\t", "    "))), limit)
+    return _shorten(_CI.sub("## ", _UNSAFE_IN_BLOCK.sub(_escape, str(value).replace("\t", "    "))), 20 * LIMIT)
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -10,13 +10,12 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-import precdoctor
 from precdoctor.comparison.loss_gap import LossGap
 from precdoctor.comparison.trial import CastOutcome, GradientRatio, Trial
 from precdoctor.diagnosis.claims.finding import Finding, jsonable
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.offline.whatif.plan_file import Figures
-from precdoctor.reporting.json_report import SCHEMA_VERSION
+from precdoctor.reporting.json_report import head
 from precdoctor.reporting.tables import Name, folded, right, table
 from precdoctor.reporting.text import clean
 from precdoctor.reporting.whatif_report import described
@@ -114,8 +113,7 @@ def _more(count: int, worst: int, console: Console) -> None:
 def document(trial: Trial, runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The trial as JSON values; ``runs`` has ``original`` and ``planned``, each as in a diagnosis."""
     return {
-        "schema_version": SCHEMA_VERSION,
-        "tool": {"name": "precdoctor", "version": precdoctor.__version__},
+        **head(),
         "verdict": _VERDICTS[trial.exit_code][0],
         "sentence": verdict(trial),
         "exit_code": trial.exit_code,

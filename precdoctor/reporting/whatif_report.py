@@ -18,7 +18,10 @@ from precdoctor.diagnosis.offline.whatif.recipe import Recipe
 from precdoctor.numerics.prediction import Prediction
 from precdoctor.reporting.json_report import answer_head
 
-_QUANTITIES = ("flushed", "subnormal", "saturated", "sqnr_db", "relative_error", "headroom_binades", "scales_flushed")
+_QUANTITIES = (
+    *("elements", "flushed", "subnormal", "saturated", "sqnr_db", "relative_error", "headroom_binades"),
+    *("scales_flushed", "bulk_sqnr_db"),
+)
 
 
 def document(answer: Answer, run: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,15 +114,8 @@ def described(recipe: Recipe) -> dict[str, Any]:
 
 
 def _prediction(prediction: Prediction | None) -> dict[str, Any]:
-    if prediction is None:
-        return {"elements": None, **dict.fromkeys(_QUANTITIES), "bulk_sqnr_db": None}
-    numbers: dict[str, Any] = {name: jsonable(getattr(prediction, name)) for name in _QUANTITIES}
-    return {
-        "elements": prediction.elements,
-        "scale": jsonable(prediction.scale),
-        **numbers,
-        "bulk_sqnr_db": jsonable(prediction.bulk_sqnr_db),
-    }
+    scale = {} if prediction is None else {"scale": jsonable(prediction.scale)}
+    return {**{name: jsonable(getattr(prediction, name, None)) for name in _QUANTITIES}, **scale}
 
 
 def _fractions(totals: Totals) -> dict[str, Any]:

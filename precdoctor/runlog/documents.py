@@ -54,20 +54,14 @@ _ROOT: Final[Shape] = {
     "reduction": Each("free", keyed=True),
 }
 _OPTIMIZER: Final[Shape] = {
-    "name!": "text",
-    "class": "text",
-    "package": "text",
-    "intended_update": "text",
+    **dict.fromkeys(("name!", "class", "package", "intended_update"), "text"),
     "steps_before": "integer",
     "groups": Each(Each("free", keyed=True)),
 }
 _SCALER: Final[Shape] = {
     "class": "text",
     "enabled": "flag",
-    "init_scale": "number",
-    "growth_factor": "number",
-    "backoff_factor": "number",
-    "growth_interval": "number",
+    **dict.fromkeys(("init_scale", "growth_factor", "backoff_factor", "growth_interval"), "number"),
 }
 _PRODUCT: Final[Shape] = {
     "root": "text",

@@ -10,7 +10,7 @@ import pyarrow as pa
 from precdoctor.runlog.filters import Query, query
 from precdoctor.runlog.layout import RankDirectory, rank_directories
 from precdoctor.runlog.part_cache import PartCache
-from precdoctor.runlog.parts import read_open, read_sealed
+from precdoctor.runlog.parts import open_rows, sealed_rows
 from precdoctor.runlog.survey import PartFile, Survey, read_manifest, readable, survey
 
 _Part = tuple[str, str, int]
@@ -71,7 +71,7 @@ class Follower:
                 size = part.path.lstat().st_size
                 if self._stream_sizes.get(key) == size:
                     return
-                yield from self._count_read(key, read_open(part, asked, rank))
+                yield from self._count_read(key, map(asked.select, open_rows(part, asked, rank)))
                 self._stream_sizes[key] = size
                 return
             except FileNotFoundError:  # sealed since the survey
@@ -80,7 +80,8 @@ class Follower:
         sealed = part.as_sealed()
         line = listed.get(sealed.path.name)
         if line is None or line.rows > self._rows_read.get(key, 0):
-            yield from self._count_read(key, read_sealed(sealed, line, asked, rank, self._cache))
+            rows = sealed_rows(sealed, line, asked, rank, self._cache)
+            yield from self._count_read(key, map(asked.select, rows))
         self._finished.add(key)
 
     def _count_read(self, key: _Part, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

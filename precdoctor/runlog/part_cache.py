@@ -50,17 +50,9 @@ Sound: TypeAlias = tuple[Group, ...]
 class PartCache:
     """Caches the row groups of sound parts, the directory listings and the manifests (parts.jsonl) of one run."""
 
-    _groups: dict[Stamp, Sound] = field(default_factory=dict)
+    groups: dict[Stamp, Sound] = field(default_factory=dict)
     _listings: dict[Path, tuple[tuple[int, int], Any]] = field(default_factory=dict)
     _manifests: dict[Path, tuple[Stamp, dict[str, Part]]] = field(default_factory=dict)
-
-    def sound(self, stamp: Stamp) -> Sound | None:
-        """The row groups of the part with this stamp; None if it was not checked yet."""
-        return self._groups.get(stamp)
-
-    def add_sound(self, stamp: Stamp, found: Sound) -> None:
-        """Remember that the part with this stamp is sound, with the row groups ``found``."""
-        self._groups[stamp] = found
 
     def manifest(self, path: Path, read: Callable[[], dict[str, Part]]) -> dict[str, Part]:
         """The result of ``read`` for the parts.jsonl at ``path``, cached while the file is unchanged.

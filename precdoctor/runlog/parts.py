@@ -74,14 +74,6 @@ WORDS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
 _TEXTS: Final = {table: [f.name for f in TABLES[table] if stored_type(f.type) == pa.string()] for table in TABLES}
 
 
-def read_sealed(
-    part: PartFile, listed: Part | None, query: Query, rank: RankDirectory, cache: PartCache
-) -> Iterator[pa.RecordBatch]:
-    """The rows of a sealed part that ``query`` asks for; arguments and errors as for :func:`sealed_rows`."""
-    for batch in sealed_rows(part, listed, query, rank, cache):
-        yield query.select(with_attempt(batch, rank))
-
-
 def sealed_rows(
     part: PartFile,
     listed: Part | None,
@@ -90,7 +82,8 @@ def sealed_rows(
     cache: PartCache,
     rest: Sequence[str] = (),
 ) -> Iterator[pa.RecordBatch]:
-    """The columns of a sealed part that ``query`` needs, with all rows of the row groups it may ask for.
+    """The columns of a sealed part that ``query`` needs, plus ``attempt``, with all rows of the row groups it may ask
+    for.
 
     Args:
         listed: the part's line in parts.jsonl; None raises CorruptRunError.
@@ -105,19 +98,19 @@ def sealed_rows(
         if listed is None:
             raise damaged(part.name, "parts.jsonl does not list it")
         stamp = stamp_of(part.path)
-        sound = cache.sound(stamp)
+        sound = cache.groups.get(stamp)
         if sound is not None and not rest and not _matching(sound, query):
             return
         content = read_regular(part.path, MAX_PART_BYTES)
         if sound is None or len(content) != stamp[-1]:
             sound = _check_part(part, listed, content, query.table)
-            cache.add_sound(stamp, sound)
+            cache.groups[stamp] = sound
         wanted = set(_matching(sound, query))
         for asked, groups in itertools.groupby(range(len(sound)), lambda n: n in wanted):
             names = query.needed if asked else rest
             if names:
                 for batch in _decoded_batches(part.name, content, sound, list(groups), query.table, names):
-                    yield _checked_batch(part.name, batch, query.table, names, rank)
+                    yield _with_attempt(_checked_batch(part.name, batch, query.table, names, rank), rank)
 
 
 def _check_part(part: PartFile, listed: Part, content: bytes, table: str) -> Sound:
@@ -173,14 +166,9 @@ def _of_like_size(sound: Sound, wanted: Sequence[int]) -> Iterator[list[int]]:
         yield [wanted[k] for k in run]
 
 
-def read_open(part: PartFile, query: Query, rank: RankDirectory) -> Iterator[pa.RecordBatch]:
-    """The rows of an open stream that ``query`` asks for; errors as for :func:`open_rows`."""
-    for batch in open_rows(part, query, rank):
-        yield query.select(with_attempt(batch, rank))
-
-
 def open_rows(part: PartFile, query: Query, rank: RankDirectory) -> Iterator[pa.RecordBatch]:
-    """The columns that ``query`` needs, from the whole batches of an open stream; a torn tail is skipped.
+    """The columns that ``query`` needs, plus ``attempt``, from the whole batches of an open stream; a torn tail is
+    skipped.
 
     Raises:
         CorruptRunError: a whole batch is damaged.
@@ -197,10 +185,11 @@ def open_rows(part: PartFile, query: Query, rank: RankDirectory) -> Iterator[pa.
         scanned = scan(content, part.name)
         for batch in joined(read_batches(content, scanned, part.name)):
             columns = _columns_present(part.name, batch.schema, query.table, query.needed)
-            yield _checked_batch(part.name, batch.select(columns), query.table, query.needed, rank)
+            checked = _checked_batch(part.name, batch.select(columns), query.table, query.needed, rank)
+            yield _with_attempt(checked, rank)
 
 
-def with_attempt(batch: pa.RecordBatch, rank: RankDirectory) -> pa.RecordBatch:
+def _with_attempt(batch: pa.RecordBatch, rank: RankDirectory) -> pa.RecordBatch:
     """``batch`` with the column ``attempt``, which is not stored but taken from the directory's name."""
     attempt = pa.repeat(pa.scalar(rank.attempt, ATTEMPT.type), batch.num_rows)
     return batch.append_column(ATTEMPT, attempt)

@@ -15,7 +15,7 @@ from precdoctor.errors import CorruptRunError, UsageError
 from precdoctor.runlog.filters import Query, query
 from precdoctor.runlog.layout import RankDirectory
 from precdoctor.runlog.part_cache import PartCache
-from precdoctor.runlog.parts import joined, open_rows, sealed_rows, with_attempt
+from precdoctor.runlog.parts import joined, open_rows, sealed_rows
 from precdoctor.runlog.survey import read_manifest, readable, survey
 
 #: Most rows of a piece, unless a single part has more.
@@ -140,12 +140,10 @@ def rank_rows(
         listed = content.listed
         if not part.sealed:
             try:
-                for batch in open_rows(part, asked, rank):
-                    yield with_attempt(batch, rank)
+                yield from open_rows(part, asked, rank)
                 continue
             except FileNotFoundError:  # sealed since the survey
                 with readable(name):
                     listed = read_manifest(Path(rank.path))
         sealed = part.as_sealed()
-        for batch in sealed_rows(sealed, listed.get(sealed.path.name), asked, rank, cache, rest):
-            yield with_attempt(batch, rank)
+        yield from sealed_rows(sealed, listed.get(sealed.path.name), asked, rank, cache, rest)

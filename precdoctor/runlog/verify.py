@@ -21,7 +21,7 @@ from precdoctor.runlog.filters import query
 from precdoctor.runlog.layout import RankDirectory, rank_directories, read_json_if_there, read_regular, read_run_info
 from precdoctor.runlog.lock import is_locked
 from precdoctor.runlog.part_cache import PartCache
-from precdoctor.runlog.parts import read_open, read_sealed
+from precdoctor.runlog.parts import open_rows, sealed_rows
 from precdoctor.runlog.schema import TABLES
 from precdoctor.runlog.sealing import Part
 from precdoctor.runlog.stream import MAX_STREAM_BYTES, StreamScan, Witness, read_witness, scan
@@ -104,7 +104,6 @@ class Verification:
     """The result of ``log verify``; ``ok`` if nothing is damaged or missing."""
 
     path: Path
-    schema_version: int
     ranks: list[RankReport]
 
     @property
@@ -131,7 +130,7 @@ def verify(
         RunUnreadableError: the directory cannot be listed.
     """
     run = Path(path)
-    info = read_run_info(run)
+    read_run_info(run)  # raises if this is no run that can be read
     with readable(str(run)):
         directories = rank_directories(run)
         hold(len(directories), MAX_DIRECTORIES, f"{run} holds {{}} rank directories")
@@ -139,7 +138,7 @@ def verify(
     for number, directory in enumerate(directories, 1):
         ranks.append(_rank_report(directory))
         progress("directories", number, len(directories))
-    return Verification(run, int(info["schema_version"]), ranks)
+    return Verification(run, ranks)
 
 
 def _rank_report(rank: RankDirectory) -> RankReport:
@@ -187,7 +186,7 @@ def _part_report(file: PartFile, listed: Part | None, rank: RankDirectory, dropp
     if listed is None:
         return PartReport(name, "unlisted", problem=f"{file.name} is not listed in parts.jsonl: nothing vouches for it")
     try:
-        rows, first, last = _count(read_sealed(file, listed, query(file.table), rank, PartCache()), file.table, dropped)
+        rows, first, last = _count(sealed_rows(file, listed, query(file.table), rank, PartCache()), file.table, dropped)
     except RunUnreadableError as error:
         return PartReport(name, "damaged", problem=str(error))
     if (listed.first_step, listed.last_step) != (first, last):
@@ -200,7 +199,7 @@ def _stream_report(file: PartFile, rank: RankDirectory, dropped: Counter[str]) -
     try:
         with readable(file.name):
             scanned = scan(read_regular(file.path, MAX_STREAM_BYTES), file.name)
-            rows, first, last = _count(read_open(file, query(file.table), rank), file.table, dropped)
+            rows, first, last = _count(open_rows(file, query(file.table), rank), file.table, dropped)
     except RunUnreadableError as error:
         return StreamReport(file.path.name, problem=str(error))
     return StreamReport(file.path.name, scanned.batches, rows, first, last, scanned.torn)

@@ -71,37 +71,35 @@ class Point:
     histograms: dict[str, tuple[int, list[int]]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, order=True)
-class Process:
-    """The recording process: ``rank-00003``, ``rank-00003.1`` for its second attempt."""
-
-    rank: int
-    attempt: int
-
-    @property
-    def name(self) -> str:
-        return f"rank-{self.rank:05d}" + (f".{self.attempt}" if self.attempt else "")
+#: Rank and attempt of a recording process.
+_Process = tuple[int, int]
 
 
-def points(run: Run, choice: Choice) -> Iterator[tuple[Process, Iterator[Point]]]:
-    """Yield the steps of each process, ascending. Exhaust each inner iterator before the next process."""
-    steps: dict[Process, list[tuple[int, Mapping[str, Any]]]] = {}
+def _name(process: _Process) -> str:
+    """Return ``rank-00003``; ``rank-00003.1`` for the second attempt."""
+    rank, attempt = process
+    return f"rank-{rank:05d}" + (f".{attempt}" if attempt else "")
+
+
+def points(run: Run, choice: Choice) -> Iterator[tuple[str, Iterator[Point]]]:
+    """Yield the name of each process and its steps, ascending. Exhaust an inner iterator before the next process."""
+    steps: dict[_Process, list[tuple[int, Mapping[str, Any]]]] = {}
     for batch in run.batches("steps", _STEP_COLUMNS):
         for row in batch.to_pylist():
-            steps.setdefault(Process(row["rank"], row["attempt"]), []).append((row["step"], row))
+            steps.setdefault((row["rank"], row["attempt"]), []).append((row["step"], row))
     tensors = itertools.groupby(_tensor_rows(run, choice), key=lambda pair: pair[0])
     left = dict(steps)
     for process, rows in tensors:
         mine = sorted(left.pop(process, []), key=lambda pair: pair[0])
-        yield process, _points_of(heapq.merge(mine, (row for _, row in rows), key=lambda pair: pair[0]))
+        yield _name(process), _points_of(heapq.merge(mine, (row for _, row in rows), key=lambda pair: pair[0]))
     for process, own in sorted(left.items()):
-        yield process, _points_of(iter(sorted(own, key=lambda pair: pair[0])))
+        yield _name(process), _points_of(iter(sorted(own, key=lambda pair: pair[0])))
 
 
-def _tensor_rows(run: Run, choice: Choice) -> Iterator[tuple[Process, tuple[int, Mapping[str, Any]]]]:
+def _tensor_rows(run: Run, choice: Choice) -> Iterator[tuple[_Process, tuple[int, Mapping[str, Any]]]]:
     for batch in choice.batches(run, "tensors", _TENSOR_COLUMNS):
         for row in batch.to_pylist():
-            yield Process(row["rank"], row["attempt"]), (row["step"], row)
+            yield (row["rank"], row["attempt"]), (row["step"], row)
 
 
 def _points_of(rows: Iterator[tuple[int, Mapping[str, Any]]]) -> Iterator[Point]:

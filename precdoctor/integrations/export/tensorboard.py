@@ -32,7 +32,7 @@ def to_tensorboard(run: Run, folder: Path, choice: Choice) -> list[Path]:
         ) from None
     files = []
     for process, steps in points(run, choice):
-        place = folder / process.name
+        place = folder / process
         for old in place.glob(f"events.out.tfevents.*{SUFFIX}"):
             old.unlink()
         writer = EventFileWriter(str(place), filename_suffix=SUFFIX)

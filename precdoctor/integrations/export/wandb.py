@@ -32,7 +32,7 @@ def to_wandb(run: Run, folder: Path, choice: Choice) -> list[Path]:
             mode="offline", console="off", silent=True, save_code=False, disable_git=True, x_disable_stats=True
         )
         with wandb.init(
-            project="precdoctor", name=f"{name}-{process.name}", group=name, dir=str(folder), settings=settings
+            project="precdoctor", name=f"{name}-{process}", group=name, dir=str(folder), settings=settings
         ) as target:
             places.append(Path(target.dir).parent)
             for point in steps:

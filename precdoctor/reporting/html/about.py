@@ -10,7 +10,7 @@ from precdoctor.diagnosis.engine import describe_recorder
 from precdoctor.diagnosis.survey.op_dtypes import op_dtypes, patterns
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.reporting.html import svg
-from precdoctor.reporting.html.layers import KIND_ORDER, KIND_TITLES
+from precdoctor.reporting.html.layers import KIND_RANK, KIND_TITLES
 from precdoctor.reporting.html.survey import Survey
 from precdoctor.reporting.show_view import dtypes_words, modules_words
 from precdoctor.reporting.text import clean, not_neutral, number, size
@@ -26,10 +26,9 @@ def coverage(survey: Survey) -> list[dict[str, Any]]:
         for i, value in enumerate((1, total.rows, total.numel)):
             cell[i] += value
         per_kind[tensor.kind] = per_kind.get(tensor.kind, 0) + total.numel
-    rank = {kind: at for at, kind in enumerate(KIND_ORDER)}
     out = []
     for (kind, dtype), (tensors, rows, elements) in sorted(
-        counts_of.items(), key=lambda item: (rank.get(item[0][0], len(rank)), -item[1][2])
+        counts_of.items(), key=lambda item: (KIND_RANK.get(item[0][0], len(KIND_RANK)), -item[1][2])
     ):
         share = elements / per_kind[kind] if per_kind[kind] else 0.0
         bar = svg.stretched(svg.el("rect", width=svg.WIDE * share, height=svg.HIGH, class_="sharebar"))

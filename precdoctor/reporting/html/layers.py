@@ -15,33 +15,29 @@ from precdoctor.reporting.html.survey import Survey, TensorId
 from precdoctor.reporting.text import clean
 from precdoctor.runlog.schema import KINDS
 
-#: Names of the kinds on the page.
+#: Names of the kinds on the page, the most important first.
 KIND_TITLES = {
-    "batch": "batch",
-    "input": "inputs made between modules",
     "output": "activations",
     "grad_output": "activation gradients",
-    "weight": "weights",
     "weight_grad": "weight gradients",
+    "weight": "weights",
     "weight_grad_step": "gradients given to the optimizer",
     "update": "weight updates",
-    "buffer": "buffers",
+    "input": "inputs made between modules",
+    "batch": "batch",
+    "loss": "loss",
     "opt_state": "optimizer state",
     "master_weight": "master weights",
-    "loss": "loss",
-    "fp8_operand": "FP8 operands",
-    "subbyte_operand": "FP4 and FP6 operands",
-    "block_scale": "block scales",
+    "buffer": "buffers",
     "logits": "logits of softmaxes",
     "kv_key": "cached keys",
     "kv_value": "cached values",
+    "fp8_operand": "FP8 operands",
+    "subbyte_operand": "FP4 and FP6 operands",
+    "block_scale": "block scales",
 }
-#: Order of the kinds on the page, the most important first.
-KIND_ORDER = (
-    *("output", "grad_output", "weight_grad", "weight", "weight_grad_step", "update", "input", "batch", "loss"),
-    *("opt_state", "master_weight", "buffer", "logits", "kv_key", "kv_value"),
-    *("fp8_operand", "subbyte_operand", "block_scale"),
-)
+#: Place of each kind on the page.
+KIND_RANK = {kind: at for at, kind in enumerate(KIND_TITLES)}
 #: Kinds whose values carry the loss scale.
 SCALED_KINDS = ("grad_output", "weight_grad", "loss")
 #: Longest label on the page, in the range map, and on a telephone, in columns of a monospaced font. Longer names are
@@ -52,7 +48,7 @@ _DROPPED, _LEAST = "…", 3
 _PARTS = re.compile(r"[^. ]+[. ]*|[. ]+")
 _RUN = re.compile("…{2,}")
 
-assert set(KIND_ORDER) == set(KINDS) == set(KIND_TITLES)
+assert set(KINDS) == set(KIND_TITLES)
 
 
 def depth(view: RunView, survey: Survey) -> Mapping[tuple[str, str], float]:
@@ -81,12 +77,11 @@ def depth(view: RunView, survey: Survey) -> Mapping[tuple[str, str], float]:
 def in_order(view: RunView, survey: Survey, kinds: Sequence[str] | None = None) -> list[int]:
     """Indices of the tensors of ``kinds`` (None: all), ordered by kind, then by :func:`depth`."""
     places = depth(view, survey)
-    rank = {kind: at for at, kind in enumerate(KIND_ORDER)}
     chosen = [t for t in range(len(survey.tensors)) if kinds is None or survey.tensors[t].kind in kinds]
 
     def place(at: int) -> tuple[float, float, str, int]:
         tensor = survey.tensors[at]
-        return (rank.get(tensor.kind, len(rank)), places[tensor.layer], tensor.name, tensor.call)
+        return (KIND_RANK.get(tensor.kind, len(KIND_RANK)), places[tensor.layer], tensor.name, tensor.call)
 
     return sorted(chosen, key=place)
 

@@ -51,12 +51,8 @@ def render(found: OpComparison) -> str:
 def _tensors(origin: Difference) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """Rows of the table of tensors: ``(name, run, figures)``."""
     for name, x, y in op_view.tensor_rows(origin):
-        if x is not None and y is not None and x.fingerprint is not None and x.fingerprint == y.fingerprint:
-            yield clean(name, 200), "A = B", op_view.figures(x)
-            continue
-        for run, tensor in (("A", x), ("B", y)):
-            if tensor is not None:
-                yield clean(name, 200), run, op_view.figures(tensor)
+        for run, tensor in op_view.runs_of(x, y):
+            yield clean(name, 200), run.replace("=", " = "), op_view.figures(tensor)
 
 
 def _tree(first: ListComparison, origin: Difference) -> list[dict[str, Any]]:

@@ -24,7 +24,6 @@ from precdoctor.diagnosis.registry import select_rules
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import E4M3FN
 from precdoctor.reporting.html import about, cards, heatmap, rangemap, trends, versus
-from precdoctor.reporting.html.layers import KIND_TITLES
 from precdoctor.reporting.html.survey import Survey
 from precdoctor.reporting.html.timeline import timeline
 from precdoctor.reporting.run_head import run_facts
@@ -155,7 +154,6 @@ def _context(ours: Subject, other: Subject | None) -> dict[str, Any]:
         "ops": about.ops(view),
         "recording": about.facts(view, survey),
         "gaps": about.not_recorded(view, survey),
-        "kind_titles": KIND_TITLES,
         "other": None if other is None else _other(other),
         "versus": None if other is None else versus.side_by_side(survey, other.survey),
         "start": _start(ours),

@@ -133,7 +133,6 @@ class RangeMap:
     """
 
     def __init__(self, view: RunView, survey: Survey, wanted: Iterable[int], shared: RangeMap | None = None) -> None:
-        self._survey = survey
         ordered = in_order(view, survey)
         self.tensors: list[TensorId] = [survey.tensors[t] for t in ordered]
         self._shared = shared is not None

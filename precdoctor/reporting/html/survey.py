@@ -25,7 +25,7 @@ from precdoctor.numerics.tally import ragged
 #: Most columns of a layer x step chart.
 COLUMNS = 120
 #: Measures whose largest value is kept for each tensor and column.
-MEASURES = ("subnormal", "amax", "non_finite", "masked", "lost")
+MEASURES = ("subnormal", "amax", "non_finite", "masked")
 _NAMES = ("root", "module", "kind", "name", "dtype")
 _COUNTS = ("numel", "zero", "subnormal", "nan", "pos_inf", "neg_inf")
 #: Tensors in formats of at most this many bits have no headroom by design: their scale uses the whole range.
@@ -222,14 +222,12 @@ def _measures(values: dict[str, Floats]) -> dict[str, Floats]:
     infinite = values["nan"] + values["pos_inf"]
     masked = (infinite == 0) & (values["neg_inf"] > 0)
     alive = values["numel"] - values["zero"] - values["nan"] - values["pos_inf"] - values["neg_inf"]
-    intended = values["numel"] - values["zero"] + values["unchanged"]
     with np.errstate(divide="ignore", invalid="ignore"):
         return {
             "subnormal": np.where(alive > 0, values["subnormal"] / alive, 0.0),
             "amax": values["amax"],
             "non_finite": np.where(masked, 0.0, infinite + values["neg_inf"]),
             "masked": masked.astype(float),
-            "lost": np.where(intended > 0, values["unchanged"] / intended, np.nan),
         }
 
 

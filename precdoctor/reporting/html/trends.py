@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -100,23 +99,11 @@ def _relative_axis() -> Markup:
     return svg.join(labels)
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """The headroom of one tensor over the run, and its extrapolation."""
+def forecasts(view: RunView, survey: Survey) -> list[dict[str, Any]]:
+    """The tensors with at most 16 binades of headroom, by the step at which their trend reaches 0; at most 12.
 
-    label: str
-    full: str
-    kind: str
-    dtype: str
-    now: str
-    rate: str
-    reaches: str
-    urgent: bool
-    drawing: Markup
-
-
-def forecasts(view: RunView, survey: Survey) -> list[Forecast]:
-    """The tensors with at most 16 binades of headroom, by the step at which their trend reaches 0; at most 12."""
+    Each with its headroom now, the rate of change, when it reaches 0 in words, and whether that is urgent.
+    """
     ranked = []
     several = has_several_roots(survey.tensors)
     for t in in_order(view, survey):
@@ -144,15 +131,15 @@ def forecasts(view: RunView, survey: Survey) -> list[Forecast]:
             outlook = "no steady trend" if slope is None else "not heading there"
         drawing = _headroom_drawing(survey, room, slope if near and not bad.size else None)
         kind = KINDS.get(tensor.kind, clean(tensor.kind, 40))
-        shown = Forecast(
-            full, full, kind, clean(tensor.dtype, 40), f"{number(round(now, 1))} binades", rate, outlook,
-            near, drawing,
-        )  # fmt: skip
+        shown: dict[str, Any] = {
+            "full": full, "kind": kind, "dtype": clean(tensor.dtype, 40), "now": f"{number(round(now, 1))} binades",
+            "rate": rate, "reaches": outlook, "urgent": near, "drawing": drawing,
+        }  # fmt: skip
         ranked.append((reaches, float(np.nanmin(room)), shown))
     ranked.sort(key=lambda f: (f[0], f[1]))
     rows = [shown for _, _, shown in ranked[: ROWS // 2]]
-    short = elided((row.full for row in rows), LABEL)
-    return [replace(row, label=short[row.full]) for row in rows]
+    short = elided((row["full"] for row in rows), LABEL)
+    return [{**row, "label": short[row["full"]]} for row in rows]
 
 
 def _trend(steps: npt.NDArray[np.float64], room: npt.NDArray[np.float64]) -> float | None:

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from precdoctor.errors import UsageError
 from precdoctor.numerics.bitview import bit_view, neighbours
 from precdoctor.numerics.blocks import BLOCK_FORMATS
-from precdoctor.numerics.casting import cast, decode
+from precdoctor.numerics.casting_array import decode
 from precdoctor.numerics.formats import BF16, E4M3FN, E8M0, FORMATS, INT8, SCALE_FORMATS, Kind, format_of_dtype
 from precdoctor.numerics.names import find_element_format, find_format
 from tests.support.offenders import check_each
+from tests.unit.numerics.exact_casts import cast
 
 SMALL = [f for f in FORMATS.values() if f.bits <= 8]
 

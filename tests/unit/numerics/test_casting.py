@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precdoctor.numerics.casting import cast, decode, encode, nan_code
-from precdoctor.numerics.casting_array import cast_array, decode_array, encode_array
+from precdoctor.numerics.casting_array import cast_array, decode, decode_array, encode_array, nan_code
 from precdoctor.numerics.formats import BF16, E4M3FN, E5M2, E8M0, FORMATS, FP16, FP32, FP64, INT8, SCALE_FORMATS, Kind
+from tests.unit.numerics.exact_casts import cast, encode
 
 ALL = {**FORMATS, **SCALE_FORMATS}
 FLOATS = {name: f for name, f in FORMATS.items() if f.kind is Kind.FLOAT}

@@ -90,7 +90,7 @@ def test_slices_are_by_bin():
 def test_flushed_is_exact_at_powers_of_two(values, by):
     x = np.abs(np.array(values, dtype=np.float64))
     flushed = ExponentHistogram.of_values(x).flushed(FP16, 2.0**by)
-    assert flushed.exact and flushed.low == np.count_nonzero((x * 2.0**by <= FP16.flush_limit) & (x > 0))
+    assert flushed.low == flushed.high == np.count_nonzero((x * 2.0**by <= FP16.flush_limit) & (x > 0))
 
 
 def test_bad_questions():

@@ -161,7 +161,8 @@ def test_at_the_scale_of_the_run_nothing_is_open(scale, amax, overflow):
 
 def test_the_ideal_scale_is_the_largest_power_of_two_that_is_clean():
     assert OverflowLimit.of_amax(1.0).ideal.estimate == 2.0**15  # 65536 overflows FP16, 32768 does not
-    assert OverflowLimit.of_amax(1.0).ideal.exact
+    ideal = OverflowLimit.of_amax(1.0).ideal
+    assert ideal.low == ideal.high
     assert OverflowLimit.of_amax(65519.0).ideal.estimate == 1.0
     assert OverflowLimit.of_amax(0.0).ideal.low == math.inf
     between = OverflowLimit(8189.0, 131040.0, 32760.0).ideal
@@ -191,7 +192,7 @@ def test_flushed_at_another_scale_contains_a_real_cast(seed, at, to):
     assert share.low * 4096 <= really + 1e-6  # of whatever is not a structural zero, at most all elements
     assert really / (4096 - 500) <= share.high or seen == 0
     wide = fp16_step(0, x, 1.0, rounded=False).flushed(2.0**to)
-    assert wide.exact and wide.low == pytest.approx(really / (4096 - 500), abs=1e-12)
+    assert wide.low == wide.high == pytest.approx(really / (4096 - 500), abs=1e-12)
 
 
 def test_the_estimate_sees_elements_come_back():

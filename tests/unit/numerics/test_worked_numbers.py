@@ -10,11 +10,11 @@ import pytest
 
 from precdoctor.numerics.bitview import bit_view
 from precdoctor.numerics.blocks import TILE_1X128
-from precdoctor.numerics.casting import cast
 from precdoctor.numerics.casting_array import cast_array
 from precdoctor.numerics.formats import BF16, E2M1, E4M3FN, E5M2, FORMATS, FP16, TF32
 from precdoctor.numerics.prediction import predict
 from tests.support.references import amax_scale, cast_blocks, statistics_of
+from tests.unit.numerics.exact_casts import cast
 
 
 def relative(a, b):

@@ -191,19 +191,19 @@ def shrinking(path, amax):
 def test_steady_growth_is_continued_to_the_end_of_the_format(tmp_path):
     (found,) = shrinking(tmp_path / "run", lambda s: 2.0 ** (8 + s / 40))
     # 2^16 (65504) is reached where 8 + s/40 = 16
-    assert found.urgent and found.reaches == "about step 320"
-    assert found.rate == "-2.5 binades per 100 steps"
+    assert found["urgent"] and found["reaches"] == "about step 320"
+    assert found["rate"] == "-2.5 binades per 100 steps"
 
 
 def test_noise_is_no_forecast(tmp_path):
     rng = np.random.default_rng(1)
     (found,) = shrinking(tmp_path / "run", lambda s: 2.0 ** (12 + rng.uniform(-1, 1)))
-    assert not found.urgent and found.reaches == "no steady trend" and found.rate == "no steady trend"
+    assert not found["urgent"] and found["reaches"] == found["rate"] == "no steady trend"
 
 
 def test_slow_growth_is_not_extrapolated_beyond_what_was_seen_again(tmp_path):
     (found,) = shrinking(tmp_path / "run", lambda s: 2.0 ** (4 + s / 1000))
-    assert not found.urgent and found.reaches == "not within the next 190 steps"
+    assert not found["urgent"] and found["reaches"] == "not within the next 190 steps"
 
 
 # -- the range map ----------------------------------------------------------------------------------------------------

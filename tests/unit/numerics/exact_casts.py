@@ -1,50 +1,10 @@
-"""Exact casts of one number, written to be read; :mod:`precdoctor.numerics.casting_array` does the same for arrays.
-
-Everything rests on one property of these formats: without the sign, codes are in the order of their values. So the
-neighbour of a number is the next code, rounding up is adding one, and "even" is the last bit of the code.
-"""
-
-from __future__ import annotations
+"""Casts of one number, written to be read: the reference that the casts of arrays are tested against, code by code."""
 
 import math
 from fractions import Fraction
 
+from precdoctor.numerics.casting_array import decode, nan_code
 from precdoctor.numerics.formats import Format, Kind, NaN
-
-
-def decode(code: int, fmt: Format) -> float:
-    """Return the value of a code.
-
-    Raises:
-        ValueError: the code has more bits than the format.
-    """
-    if not 0 <= code < 1 << fmt.bits:
-        raise ValueError(f"{fmt.name} has codes from 0 to {(1 << fmt.bits) - 1}, got {code}")
-    if fmt.kind is Kind.INTEGER:
-        return float(code - (1 << fmt.bits) if code >> (fmt.bits - 1) else code)
-    negative = bool(fmt.sign_bits) and code >> (fmt.bits - 1) == 1
-    magnitude_code = code & ((1 << (fmt.exponent_bits + fmt.mantissa_bits)) - 1)
-    if negative and magnitude_code == 0 and fmt.nan is NaN.NEGATIVE_ZERO:
-        return math.nan
-    if magnitude_code > fmt.max_code:
-        return math.copysign(math.inf, -negative or 1) if is_infinity(magnitude_code, fmt) else math.nan
-    magnitude = decode_magnitude(magnitude_code, fmt)
-    return -magnitude if negative else magnitude
-
-
-def decode_magnitude(code: int, fmt: Format) -> float:
-    """Return the value of a code without its sign, at most ``fmt.max_code``; the formula is in ``formats.py``."""
-    if fmt.kind is Kind.SCALE:
-        return math.ldexp(1.0, code - fmt.bias)
-    exponent, mantissa = code >> fmt.mantissa_bits, code & ((1 << fmt.mantissa_bits) - 1)
-    if exponent == 0:
-        return math.ldexp(mantissa, 1 - fmt.bias - fmt.mantissa_bits)
-    return math.ldexp((1 << fmt.mantissa_bits) + mantissa, exponent - fmt.bias - fmt.mantissa_bits)
-
-
-def is_infinity(magnitude_code: int, fmt: Format) -> bool:
-    """Whether a code without its sign is Inf: the code after the largest finite value, if the format has Inf."""
-    return fmt.has_infinity and magnitude_code == fmt.max_code + 1
 
 
 def encode(value: float, fmt: Format, *, saturate: bool = False) -> int:
@@ -81,21 +41,6 @@ def encode(value: float, fmt: Format, *, saturate: bool = False) -> int:
 def cast(value: float, fmt: Format, *, saturate: bool = False) -> float:
     """Return ``value`` rounded to the format; arguments and errors as of :func:`encode`."""
     return decode(encode(value, fmt, saturate=saturate), fmt)
-
-
-def nan_code(fmt: Format) -> int:
-    """Return the code of NaN: the quiet and positive one if there are several.
-
-    Raises:
-        ValueError: the format has no NaN.
-    """
-    if fmt.nan is NaN.NONE:
-        raise ValueError(f"{fmt.name} has no NaN")
-    if fmt.nan is NaN.NEGATIVE_ZERO:
-        return 1 << (fmt.bits - 1)
-    if fmt.nan is NaN.ALL_ONES:
-        return fmt.max_code + 1
-    return fmt.max_code + 1 + (1 << (fmt.mantissa_bits - 1))  # IEEE 754-2019, 6.2.1: the first mantissa bit means quiet
 
 
 def _round_magnitude(magnitude: float, fmt: Format) -> int:
