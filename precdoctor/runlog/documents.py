@@ -45,6 +45,7 @@ _PARAMETER: Final[Shape] = {
     "requires_grad": "flag",
     "tied": Each("text"),
     "placement": "integer",
+    "group": Each("integer", longest=2),
 }
 _ROOT: Final[Shape] = {
     "name!": "text",

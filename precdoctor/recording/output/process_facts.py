@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import platform
 import sys
+import weakref
 from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any
@@ -25,6 +27,8 @@ from precdoctor.recording.slots.deferred import defer, is_capturing, read
 from precdoctor.runlog.caps import shortened
 from precdoctor.runlog.files import SCHEMA_VERSION
 
+#: Maximum number of a group's unused parameters whose shapes are listed.
+_MAX_UNUSED = 64
 #: Maximum number of products of float8 tensors in the report; a model has a few kinds per layer.
 _MAX_PRODUCTS = 4096
 
@@ -36,6 +40,8 @@ class Facts:
         self._write = write
         self._names = names
         self._optimizers: dict[str, dict[str, Any]] = {}
+        #: By name: the optimizer, and the ids of its parameters that had no gradient at its first step.
+        self._living: dict[str, tuple[weakref.ref[torch.optim.Optimizer], frozenset[int]]] = {}
         self._scalers: dict[int, dict[str, Any]] = {}
         self._autocast: set[str] = set()
         #: By the facts of a product: these facts and the longest sum.
@@ -48,10 +54,13 @@ class Facts:
         """Note an optimizer at its first step; ``intended_update`` is ``exact`` or ``gradient``."""
         if name in self._optimizers:
             return
-        groups = []
+        groups, idle = [], set()
         for group in groups_of(optimizer):
             plain = {k: static.plain(v) for k, v in static.items(group) if k != "params"}
-            groups.append({**plain, "parameters": len(parameters_in(group))})
+            parameters = parameters_in(group)
+            groups.append({**plain, "parameters": len(parameters)})
+            idle |= {id(p) for p in parameters if p.grad is None}
+        self._living[name] = weakref.ref(optimizer), frozenset(idle)
         self._noted += 1
         before = None if is_capturing() else defer(steps_made(optimizer), by_drain=True)
         kind, package = type(optimizer), static.text(type(optimizer).__module__).partition(".")[0]
@@ -102,12 +111,13 @@ class Facts:
         roots = list(self._names.roots.values())
         models = [m for root in roots if (m := root.called()) is not None]
         layout, placements = self._layout.read(models)
+        held = self._holders()
         return {
             "schema_version": SCHEMA_VERSION,
             "pid": os.getpid(),
             **({"layout": layout} if layout is not None else {}),
-            "roots": [_root(root, self._names, placements) for root in roots],
-            "optimizers": list(self._optimizers.values()),
+            "roots": [_root(root, self._names, placements, held) for root in roots],
+            "optimizers": self._with_unused(models),
             "scalers": list(self._scalers.values()),
             "autocast": sorted(self._autocast),
             "fp8_products": [{**what, "terms": terms} for what, terms in list(self._fp8_products.values())],
@@ -121,6 +131,30 @@ class Facts:
             "device": _device(),
         }
 
+    def _holders(self) -> dict[int, list[int]]:
+        """Return the numbers of the optimizer and of its group that hold a parameter, by the parameter's id."""
+        held: dict[int, list[int]] = {}
+        for number, name in enumerate(self._optimizers):
+            optimizer = self._living[name][0]()
+            for group, own in enumerate(groups_of(optimizer) if optimizer is not None else ()):
+                for parameter in parameters_in(own):
+                    held.setdefault(id(parameter), [number, group])
+        return held
+
+    def _with_unused(self, models: list[nn.Module]) -> list[dict[str, Any]]:
+        """Return the optimizers' facts, with the shapes of parameters in no model that had no gradient at first."""
+        used = {id(p) for model in models for p in static.parameters(model)}
+        found = []
+        for name, facts in self._optimizers.items():
+            optimizer, idle = self._living[name][0](), self._living[name][1] - used
+            groups = facts["groups"]
+            if optimizer is not None and idle:
+                unused = [[p for p in parameters_in(g) if id(p) in idle] for g in groups_of(optimizer)]
+                shapes = [[_shape(p) for p in own[:_MAX_UNUSED]] for own in unused]
+                groups = [{**g, "unused": own} if own else g for g, own in itertools.zip_longest(groups, shapes) if g]
+            found.append({**facts, "groups": groups})
+        return found
+
 
 def with_device_numbers(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts with numbers read from devices (drain thread only)."""
@@ -132,7 +166,13 @@ def _integer(number: float | None) -> int | None:
     return int(number) if number is not None and math.isfinite(number) else None
 
 
-def _root(root: Root, names: Names, placements: Mapping[int, int]) -> dict[str, Any]:
+def _shape(parameter: torch.Tensor) -> list[int] | None:
+    """Return a parameter's shape; None for a lazy one, which has none until it is first used."""
+    lazy: bool = torch.nn.parameter.is_lazy(parameter)
+    return None if lazy else [int(n) for n in parameter.shape]
+
+
+def _root(root: Root, names: Names, placements: Mapping[int, int], held: Mapping[int, list[int]]) -> dict[str, Any]:
     module, called = root.module(), root.called()
     parameters = []
     tied = _tied(module, names) if module is not None else {}
@@ -140,16 +180,16 @@ def _root(root: Root, names: Names, placements: Mapping[int, int]) -> dict[str, 
         found = names.parameter(parameter)
         if found is None:
             continue
-        lazy: bool = torch.nn.parameter.is_lazy(parameter)  # a lazy parameter has no shape until it is first used
         parameters.append(
             {
                 "name": found[1],
                 "module": found[0].module,
-                "shape": None if lazy else [int(n) for n in parameter.shape],
+                "shape": _shape(parameter),
                 "dtype": str(parameter.dtype).removeprefix("torch."),
                 "requires_grad": parameter.requires_grad,
                 **({"tied": tied[id(parameter)]} if id(parameter) in tied else {}),
                 **({"placement": placements[id(parameter)]} if id(parameter) in placements else {}),
+                **({"group": held[id(parameter)]} if id(parameter) in held else {}),
             }
         )
     modules = [{"name": name, "class": kind} for name, kind in root.modules]
