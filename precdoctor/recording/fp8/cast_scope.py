@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording.fp8.provenance import Notes
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
+from precdoctor.recording.ops.storage_notes import Notes
 
 #: Returns the number of the next autograd node of this thread.
 node_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined] # not in __all__
@@ -38,7 +38,7 @@ class Call:
     number: int = 0
     phase: str = "train"
     evaluating: bool = False
-    names: Notes = field(default_factory=Notes)
+    names: Notes[str] = field(default_factory=Notes)
     first: int = 0
     backward: bool = False
     missed: bool = False

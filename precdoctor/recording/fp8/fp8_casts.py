@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from precdoctor.recording.fp8.cast_observer import Observer, measure, outside
 from precdoctor.recording.fp8.cast_scope import OUTSIDE, Call, Calls
 from precdoctor.recording.fp8.fp8_mode import CastMode, is_open, open_observer, supported
-from precdoctor.recording.fp8.provenance import Notes, is_float
+from precdoctor.recording.fp8.provenance import is_float
 from precdoctor.recording.ops.dispatched_ops import is_own_run, put_on, take_off
 from precdoctor.recording.ops.source_lines import calls_in_progress
+from precdoctor.recording.ops.storage_notes import Notes
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.slots.cast_operand import FLOAT8, Operand
+from precdoctor.recording.slots.slot_table import Entry
 
 if TYPE_CHECKING:
     from precdoctor.recording.observe.call_frame import Frame
@@ -49,7 +51,7 @@ class Casts:
         self._casting: set[type] = set()
         self._observes_backward, self._passes_in_vain = False, 0
         self._calls = Calls()
-        self._results = Notes()
+        self._results: Notes[Entry] = Notes()
         self._names: dict[tuple[str, str, str, int, str], int] = {}
         self._noted_step = (-1, -1)
         self._local = threading.local()
