@@ -35,7 +35,7 @@ class Applier:
         ]
 
     def install_before(self) -> None:
-        """Install what must precede the recorder's hooks, which must see the training as changed."""
+        """Install what must precede the recorder's hooks, which must see the training as changed: FP32 weights."""
         _install_flags(self._of("flag."), self._ledger, self._context)
         _install_scaler_changes(self._of("scaler."), self._ledger)
         for change in self._of("autocast."):
@@ -45,14 +45,14 @@ class Applier:
         if modules := self._of("module."):
             ModuleFormats(self._context, modules, self._ledger).install()
         for masters in self._masters:
-            masters.install_before()
+            register_optimizer_step_pre_hook(masters.take_over)
         for change in (c for c in self._changes if SETTINGS[c.setting].warns):
             self._ledger.refused(change, "the order of calls is the script's: call scaler.unscale_(optimizer) first")
 
     def install_after(self) -> None:
-        """Install what must follow the recorder's hooks."""
+        """Install what must follow the recorder's hooks, which must see FP32 weights."""
         for masters in self._masters:
-            masters.install_after()
+            register_optimizer_step_post_hook(masters.give_back)
 
     def _of(self, prefix: str) -> list[Change]:
         return [c for c in self._changes if c.setting.startswith(prefix)]
@@ -211,15 +211,7 @@ class MasterWeights:
         self._masters: static.ByIdentity[Tensor, Tensor] = static.ByIdentity()
         self._away: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def install_before(self) -> None:
-        """Register the pre-step hook; call this before the recorder's, which must see FP32 weights."""
-        register_optimizer_step_pre_hook(self._take_over)
-
-    def install_after(self) -> None:
-        """Register the post-step hook; call this after the recorder's, which must see FP32 weights."""
-        register_optimizer_step_post_hook(self._give_back)
-
-    def _take_over(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def take_over(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Replace the 16-bit weights that have gradients by their masters, and widen the gradients."""
         if self._away:
             return  # the step of an optimizer inside that of another one
@@ -250,7 +242,7 @@ class MasterWeights:
         unmoved = master.to(parameter.dtype) == parameter.detach()
         return master.copy_(torch.where(unmoved, master, parameter.detach().float()))
 
-    def _give_back(self, _optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    def give_back(self, _optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         """Give the parameters their 16-bit weights back, rounded from the masters, and their gradients."""
         away, self._away = self._away, []
         with torch.no_grad():

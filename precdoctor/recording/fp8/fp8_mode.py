@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +12,7 @@ from torch.utils._python_dispatch import (
 )
 
 from precdoctor.recording.model import tensor_leaves
-from precdoctor.recording.ops.dispatched_ops import left_to_others
+from precdoctor.recording.ops.dispatched_ops import left_to_others, something_is_compiled
 
 if TYPE_CHECKING:
     from precdoctor.recording.fp8.cast_observer import Observer
@@ -99,11 +98,7 @@ def supported() -> bool:
     In older versions of torch a function called under a dispatch mode is not compiled, so the mode needs a process
     without compiled functions.
     """
-    if hasattr(TorchDispatchMode, "ignore_compile_internals"):
-        return True
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    backends = getattr(dynamo, "cached_backends", {})
-    return not any(callable(backend) for backend in backends.values())  # None: functions that are never compiled
+    return hasattr(TorchDispatchMode, "ignore_compile_internals") or not something_is_compiled()
 
 
 def open_observer() -> Observer | None:

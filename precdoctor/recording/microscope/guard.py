@@ -31,7 +31,7 @@ from precdoctor.recording.scene.step_snapshot import Scene
 from precdoctor.recording.slots.deferred import is_capturing, read
 from precdoctor.recording.slots.step_batch import looks_like_a_scale
 from precdoctor.recording.steps.persistent_state import BufferWatch, OptimizerStateWatch, Poisoned, state_tensors
-from precdoctor.recording.steps.sentinel import Look, amax, are_sharded, gradient_amax, gradient_sentinel, largest
+from precdoctor.recording.steps.sentinel import Look, amax, are_sharded, gradient_sentinel, gradients_of, largest
 from precdoctor.recording.steps.step_attempt import Streak
 
 #: Maximum number of incidents examined per process: a broken run repeats them.
@@ -318,7 +318,7 @@ class Guard:
                     self._last_gradients.leave(self._context.step, look.late)
                 return not finite
         # Either not read yet, or bad before clipping by value, which makes infinities finite.
-        self._gradient = largest(gradient_amax(parameters_of(optimizer)))
+        self._gradient = largest(amax(gradients_of(parameters_of(optimizer))))
         return not math.isfinite(self._gradient)
 
     def _loss_is_bad(self, *, scaled: bool) -> bool:

@@ -78,14 +78,9 @@ def of_class(x: Any, name: str, default: Any = None) -> Any:
     return default
 
 
-def defines(kind: type, name: str, *, below: type = object) -> bool:
-    """Return whether a class, or a base of it before ``below``, defines this name."""
-    for each in mro(kind):
-        if each is below:
-            return False
-        if name in members(each):
-            return True
-    return False
+def defines(kind: type, name: str) -> bool:
+    """Return whether a class, or a base of it other than ``object``, defines this name."""
+    return any(name in members(each) for each in mro(kind) if each is not object)
 
 
 # --- values and containers -------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ autograd restores at the end of a backward pass.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -115,6 +116,15 @@ def left_to_others(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
 
 #: The modes on any thread's stack, by ``id``.
 open_modes: dict[int, TorchDispatchMode] = {}
+
+
+def something_is_compiled() -> bool:
+    """Return whether ``torch.compile`` was used in this process; optimizers load its package without using it."""
+    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
+    backends: Any = getattr(frames, "cached_backends", None)
+    if not backends:
+        return False
+    return any(map(callable, backends.values()))  # None: functions that are never compiled
 
 
 def in_backward() -> bool:

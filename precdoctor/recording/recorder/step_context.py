@@ -10,9 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
-
-from torch import nn
+from typing import TYPE_CHECKING, Any, Protocol
 
 from precdoctor.recording.model.module_names import Names
 from precdoctor.recording.options import RecordOptions
@@ -20,17 +18,8 @@ from precdoctor.recording.output.evidence import Evidence
 from precdoctor.recording.process.threads import Threads
 from precdoctor.recording.slots.step_batch import StepFacts
 
-
-class StepTrace(Protocol):
-    """Traces every op of some steps: :class:`~precdoctor.recording.microscope.live.LiveTrace`."""
-
-    @property
-    def running(self) -> bool: ...
-    def begin_early(self) -> None: ...
-    def begin_if_due(self) -> None: ...
-    def root_called(self, module: nn.Module, root: str, arguments: Any) -> None: ...
-    def look_at(self, kind: str, tensors: Any) -> None: ...
-    def end(self, *, died: bool = False, answered: bool = False) -> None: ...
+if TYPE_CHECKING:
+    from precdoctor.recording.microscope.live import LiveTrace
 
 
 class StepContext(Protocol):
@@ -55,7 +44,7 @@ class StepContext(Protocol):
     current: StepFacts
     local: threading.local
     threads: Threads
-    trace: StepTrace | None
+    trace: LiveTrace | None
     on_the_clock: bool
     warnings: list[str]
     when_armed: list[Callable[[], None]]
