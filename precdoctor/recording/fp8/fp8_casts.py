@@ -39,7 +39,6 @@ class Casts:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._guarded_note = guarded(recorder)(self._note_request)
         self._local = threading.local()
         recorder.when_forked.append(self._reset)
         recorder.when_closing.append(self._close_all)
@@ -65,7 +64,7 @@ class Casts:
 
     def _with_notice(self, original: Any) -> Any:
         """Return a wrapper of ``Tensor.to`` or ``Tensor.type`` that reports requests for a float8 dtype."""
-        note, dtype, narrow = self._guarded_note, torch.dtype, frozenset(FLOAT8)
+        note, dtype, narrow = guarded(self._recorder)(self._note_request), torch.dtype, frozenset(FLOAT8)
 
         @functools.wraps(original)
         def noticing(x: Tensor, /, *args: Any, **kwargs: Any) -> Any:

@@ -80,7 +80,12 @@ def of_class(x: Any, name: str, default: Any = None) -> Any:
 
 def defines(kind: type, name: str) -> bool:
     """Return whether a class, or a base of it other than ``object``, defines this name."""
-    return any(name in members(each) for each in mro(kind) if each is not object)
+    for each in mro(kind):
+        if each is object:
+            return False
+        if name in members(each):
+            return True
+    return False
 
 
 # --- values and containers -------------------------------------------------------------------------------------------

@@ -68,8 +68,6 @@ class ForwardHooks:
         self._recorder, self._optimizerless, self._scene = recorder, optimizerless, scene
         self._loss_code, self._casts, self._logits, self._caches = loss_code, casts, logits, logits.caches
         self._window, self._probes = window, probes
-        self._enter = guarded(recorder)(self._call_begins)
-        self._leave = guarded(recorder)(self._call_ended)
         self._gradient_hook = guarded(recorder)(self._record_gradient)
         self._guarded_note_autocast = guarded(recorder)(self._note_autocast)
         self._seen = RecordedTensors(recorder)
@@ -93,7 +91,7 @@ class ForwardHooks:
     # Closures, and the test for compilation comes first: Dynamo traces into global hooks, and must find nothing there.
 
     def _pre_hook(self) -> Callable[[nn.Module, Any], None]:
-        recorder, enter, let_go = self._recorder, self._enter, self._let_go
+        recorder, enter, let_go = self._recorder, guarded(self._recorder)(self._call_begins), self._let_go
         casts, hooks = self._casts, self.module_hooks
 
         def precdoctor_forward_pre(module: nn.Module, args: Any) -> None:
@@ -121,7 +119,7 @@ class ForwardHooks:
         return precdoctor_forward_pre
 
     def _post_hook(self) -> Callable[[nn.Module, Any, Any], None]:
-        recorder, leave, casts = self._recorder, self._leave, self._casts
+        recorder, leave, casts = self._recorder, guarded(self._recorder)(self._call_ended), self._casts
         probes = self._probes
 
         def precdoctor_forward(module: nn.Module, _args: Any, result: Any) -> None:

@@ -37,9 +37,9 @@ from precdoctor.recording.slots.slot_table import MOST_NAMES, OTHERS, Entry, Sit
 from precdoctor.recording.slots.step_batch import EventBatch, StepBatch, StepFacts
 
 if TYPE_CHECKING:
-    from precdoctor.recording.microscope.live import LiveTrace
     from precdoctor.recording.output.drain import Drain
     from precdoctor.recording.output.evidence import Evidence
+    from precdoctor.recording.recorder.step_context import StepTrace
 
 _MAX_INTERNAL_ERRORS = 3
 MAX_CALLS = 16  # per module and micro-step; later calls share the last number: recurrent cells make thousands
@@ -65,7 +65,7 @@ class Recorder:
         self.when_step_begins: list[Callable[[], None]] = []
         #: Rows of events from before recording began; a forked child starts with its parent's.
         self._early: list[dict[str, Any]] = []
-        self.trace: LiveTrace | None = None  # traces every op of some steps
+        self.trace: StepTrace | None = None  # traces every op of some steps
         #: Called before the log is closed: ends a step that no optimizer has announced.
         self.end_open_step: Callable[[], None] = lambda: None
         self._lock = threading.RLock()

@@ -10,7 +10,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+from torch import nn
 
 from precdoctor.recording.model.module_names import Names
 from precdoctor.recording.options import RecordOptions
@@ -18,8 +20,17 @@ from precdoctor.recording.output.evidence import Evidence
 from precdoctor.recording.process.threads import Threads
 from precdoctor.recording.slots.step_batch import StepFacts
 
-if TYPE_CHECKING:
-    from precdoctor.recording.microscope.live import LiveTrace
+
+class StepTrace(Protocol):
+    """Traces every op of some steps: :class:`~precdoctor.recording.microscope.live.LiveTrace`."""
+
+    @property
+    def running(self) -> bool: ...
+    def begin_early(self) -> None: ...
+    def begin_if_due(self) -> None: ...
+    def root_called(self, module: nn.Module, root: str, arguments: Any) -> None: ...
+    def look_at(self, kind: str, tensors: Any) -> None: ...
+    def end(self, *, died: bool = False, answered: bool = False) -> None: ...
 
 
 class StepContext(Protocol):
@@ -44,7 +55,7 @@ class StepContext(Protocol):
     current: StepFacts
     local: threading.local
     threads: Threads
-    trace: LiveTrace | None
+    trace: StepTrace | None
     on_the_clock: bool
     warnings: list[str]
     when_armed: list[Callable[[], None]]

@@ -167,10 +167,8 @@ class Masters:
     def _half_weights(self) -> Iterator[Tensor]:
         """Iterate over the named 16-bit weights of all models."""
         names = self._recorder.names
-        for root in names.roots.values():
-            module = root.module()
-            if module is not None:
-                yield from (p for p in static.parameters(module) if p.dtype in _HALF and names.parameter(p) is not None)
+        for _, module in names.models():
+            yield from (p for p in static.parameters(module) if p.dtype in _HALF and names.parameter(p) is not None)
 
 
 def masters_in_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Iterator[Tensor]:
