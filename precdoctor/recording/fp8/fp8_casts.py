@@ -86,10 +86,7 @@ class Casts:
         recorder = self._recorder
         if recorder.state != "armed" or not is_float(x):
             return
-        first, self.met = not self.met, True
-        frame = self._innermost_frame()
-        if first:
-            self._note_running()
+        frame = self._meet()
         if torch._C._current_graph_task_id() != -1:
             self._observes_backward, self._passes_in_vain = self._observes_backward or frame is None, 0
             return
@@ -109,12 +106,10 @@ class Casts:
         recorder = self._recorder
         if recorder.state != "armed":
             return None
-        first, self.met = not self.met, True
         if (observer := open_observer()) is not None:
+            self.met = True
             return observer
-        frame = self._innermost_frame()
-        if first:
-            self._note_running()
+        frame = self._meet()
         if torch._C._current_graph_task_id() != -1:
             self._observes_backward, self._passes_in_vain = True, 0
         elif frame is not None and frame.recorded:
@@ -122,13 +117,19 @@ class Casts:
             self._observes_backward, self._passes_in_vain = True, 0
         return None
 
-    def _note_running(self) -> None:
-        """Create the :class:`Call` of module calls in progress at the first cast: none was observed from its start."""
-        self._follow_step()
+    def _meet(self) -> Frame | None:
+        """Note that there are casts; return the innermost module call in progress.
+
+        At the first cast create the :class:`Call` of those in progress: none was observed from its start.
+        """
         running = self._innermost_frame()
-        for frame in getattr(self._recorder.local, "stack", ()):
-            if frame.recorded:
-                frame.call_made = dataclasses.replace(_call_of(frame), missed=frame is running)
+        if not self.met:
+            self.met = True
+            self._follow_step()
+            for frame in getattr(self._recorder.local, "stack", ()):
+                if frame.recorded:
+                    frame.call_made = dataclasses.replace(_call_of(frame), missed=frame is running)
+        return running
 
     def _record_unobserved(self, x: Tensor, dtype: torch.dtype, call: Call) -> None:
         """Record a cast that no mode observes: the history of the tensor is unknown."""
