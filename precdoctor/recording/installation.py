@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from precdoctor.recording.deepscan.op_list import OpList
 from precdoctor.recording.deepscan.scan import DeepScan
@@ -33,6 +34,9 @@ from precdoctor.recording.steps.abandoned_attempts import AbandonedAttempts
 from precdoctor.recording.steps.missing_zero_grad import KeptGradients
 from precdoctor.recording.steps.optimizerless_steps import OptimizerlessSteps
 
+if TYPE_CHECKING:
+    from precdoctor.recording.applying.applier import Applier
+
 _installed: Recorder | None = None
 
 
@@ -49,6 +53,15 @@ def install() -> Recorder:
             recorder.trace.begin_early()
         return recorder
     return _installed
+
+
+def _applier(recorder: Recorder) -> Applier | None:
+    """Return the object that makes the changes of ``--apply``; None, without importing its room, if there are none."""
+    if not recorder.options.apply:
+        return None
+    from precdoctor.recording.applying.applier import Applier
+
+    return Applier(recorder)
 
 
 def recorded_into() -> Path | None:
@@ -88,11 +101,8 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
     if not keyword_arguments_are_visible():  # calls a module, so it runs before our hooks exist
         recorder.warnings.append("keyword arguments of modules are not visible in this torch")
     try:
-        applier = None
-        if options.apply:
-            from precdoctor.recording.applying.applier import Applier  # only these runs need its room
-
-            applier = Applier(recorder)
+        applier = _applier(recorder)
+        if applier is not None:
             applier.install_before()
         probes = None
         if options.compiled == "instrument":

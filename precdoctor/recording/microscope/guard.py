@@ -252,9 +252,9 @@ class Guard:
         if not (bad := optimizer_replay.bad_parameters(optimizer)):
             return  # parameters of a kind that the replay cannot read
         self._examined += 1
-        number, settings = self._number(), optimizer_replay.bad_settings(optimizer, [p for p, _ in bad])
+        number, settings = self._number(), optimizer_replay.bad_settings(optimizer, bad)
         data: dict[str, Any] = {"policy": self._policy, "bad_parameters": len(bad), "bad_settings": settings}
-        first, line = bad[0][0], innermost_user_line(past_own=True)
+        first, line = bad[0], innermost_user_line(past_own=True)
         done = replay_until_closure(optimizer, given, before, line, values=values)
         if done := done or replay_step(optimizer, first, before.get(id(first)), line, values=values):
             incident = event_rows.incident_event(done, number, {**data, "weight": self.full_name(first)})

@@ -210,15 +210,10 @@ def _clipped(x: Tensor) -> Tensor:
 Named = Callable[[Tensor], tuple[str, str, str]]
 
 
-def bad_parameters(optimizer: torch.optim.Optimizer) -> list[tuple[Tensor, dict[str, Any]]]:
-    """Return the optimizer's parameters that hold a NaN or an infinity, with their groups."""
-    found = []
-    for group in groups_of(optimizer):
-        for parameter in parameters_in(group):
-            dense = tensor_leaves.plain(parameter)
-            if dense is not None and badness(dense.detach()):
-                found.append((parameter, group))
-    return found
+def bad_parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the optimizer's parameters that hold a NaN or an infinity."""
+    found = ((p, tensor_leaves.plain(p)) for p in parameters_of(optimizer))
+    return [p for p, dense in found if dense is not None and badness(dense.detach())]
 
 
 def bad_settings(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> list[dict[str, Any]]:
@@ -253,7 +248,7 @@ def _number(value: Any) -> float:
 
 def parameter_events(
     optimizer: torch.optim.Optimizer,
-    bad: list[tuple[Tensor, dict[str, Any]]],
+    bad: Sequence[Tensor],
     before: Mapping[int, Tensor],
     named: Named,
     *,
@@ -266,10 +261,10 @@ def parameter_events(
         values: whether to include single values at the first bad element.
     """
     rows = []
-    for index, (parameter, group) in enumerate(bad[:_MAX_PARAMETERS]):
+    for index, parameter in enumerate(bad[:_MAX_PARAMETERS]):
         state = {k: v for k, v in state_of(optimizer, parameter).items() if issubclass(type(v), Tensor)}
         tensors = {"weight": before.get(id(parameter)), "grad": parameter.grad, **state}
-        rows.append(_event(optimizer, index, parameter, group, parameter, tensors, named, values=values))
+        rows.append(_event(optimizer, index, parameter, parameter, tensors, named, values=values))
     return rows
 
 
@@ -282,17 +277,13 @@ def state_events(
         poisoned: state tensors, right after the step.
         values: whether to include single values at the first bad element.
     """
-    groups = {id(p): group for group in groups_of(optimizer) for p in parameters_in(group)}
     rows = []
     for index, found in enumerate(poisoned[:_MAX_PARAMETERS]):
         parameter = found.parameter
         if parameter is None:
             continue
-        group = groups.get(id(parameter), {})
         tensors = {"weight": parameter, "grad": parameter.grad, found.name: found.tensor}
-        rows.append(
-            _event(optimizer, index, parameter, group, found.tensor, tensors, named, values=values, state=found.name)
-        )
+        rows.append(_event(optimizer, index, parameter, found.tensor, tensors, named, values=values, state=found.name))
     return rows
 
 
@@ -300,7 +291,6 @@ def _event(
     optimizer: torch.optim.Optimizer,
     index: int,
     parameter: Tensor,
-    group: dict[str, Any],
     bad: Tensor,
     tensors: Mapping[str, Tensor | None],
     named: Named,
@@ -310,6 +300,8 @@ def _event(
 ) -> dict[str, Any]:
     """Return the row of ``bad``, a parameter or a state tensor of it; ``tensors`` are the operands of the step."""
     root, module, name = named(parameter)
+    groups = (g for g in groups_of(optimizer) if any(p is parameter for p in parameters_in(g)))
+    group: dict[str, Any] = next(groups, {})
     after = describe(bad.detach())
     operands = []
     for argument, x in tensors.items():
