@@ -21,12 +21,11 @@ from precdoctor.recording.deepscan.sums import Sums
 from precdoctor.recording.deepscan.targets import Targets
 from precdoctor.recording.deepscan.trails import Trails
 from precdoctor.recording.deepscan.window_mode import WindowMode
-from precdoctor.recording.model import static, tensor_leaves
+from precdoctor.recording.model import static
 from precdoctor.recording.ops.dispatched_ops import (
     OVERWRITING,
     UNINITIALISED,
     is_out_variant,
-    left_to_others,
     op_name,
     sequence_number,
     tensors_in,
@@ -127,10 +126,8 @@ class ScanMode(WindowMode):
                 event["data"] |= {"zero_gradients": len(zero), "zero_gradients_of": zero[:_MAX_NAMES]}
         return events
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if any(tensor_leaves.computes_itself(t) for t in types):
-            return left_to_others(func, types, args, kwargs)
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an op, then examine it."""
         if self.cannot_look or not self.complete:
             return func(*args, **kwargs)
         phase = self.phase()

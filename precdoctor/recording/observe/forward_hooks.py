@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from precdoctor.recording.deepscan.window import StepWindow
-from precdoctor.recording.fp8.cast_scope import node_number
 from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.kernels.outside_user_modes import modes_open, only_estimates
 from precdoctor.recording.model import static, tensor_leaves
@@ -36,6 +35,7 @@ from precdoctor.recording.observe.call_frame import (
 from precdoctor.recording.observe.frozen_and_buffers import FrozenAndBuffers, RecordedTensors
 from precdoctor.recording.observe.logits import Logits
 from precdoctor.recording.observe.module_hooks import ModuleHooks, keyword_arguments
+from precdoctor.recording.ops.dispatched_ops import sequence_number
 from precdoctor.recording.ops.source_lines import calls_in_progress
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
@@ -181,7 +181,7 @@ class ForwardHooks:
         frame.outermost = inside is None or (inside.outermost and inside.place is not None and inside.place.is_wrapper)
         stack.append(frame)
         if recorder.live and mode is not _NOT_RECORDED and recorder.wants(place):
-            frame.recorded, frame.first_node = True, node_number()
+            frame.recorded, frame.first_node = True, sequence_number()
         if place.is_wrapper:  # among wrappers, only a compiled model has rows that the wrapped module lacks
             frame.recorded = frame.recorded and type(module).__name__ == "OptimizedModule"
         elif frame.recorded:

@@ -55,7 +55,7 @@ class LogitMode(Retiring):
     ignores_ours = True
 
     def __init__(self, look: Callable[..., None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call] # as torch has it
+        super().__init__()
         self._look = look
 
     @classmethod

@@ -82,7 +82,24 @@ def op_name(func: Any) -> str:
     return str(func.overloadpacket.__name__)
 
 
-class Retiring(TorchDispatchMode):
+class OpByOp(TorchDispatchMode):
+    """A mode that hands each op to :meth:`run`, unless the operands' own class runs it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # as torch has it
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(map(tensor_leaves.computes_itself, types)):
+            return left_to_others(func, types, args, kwargs)
+        return self.run(func, args, kwargs)
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run one op and return its result."""
+        raise NotImplementedError
+
+
+class Retiring(OpByOp):
     """A mode that may be over while it is still on a stack; then it must only run the op.
 
     Attributes:
