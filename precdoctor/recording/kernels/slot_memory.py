@@ -252,6 +252,11 @@ class Snapshot:
         if self._event is not None:
             self._event.synchronize()
 
+    def row(self, slot: int) -> tuple[Tensor, Tensor]:
+        """Return the integer and float row of one slot, on the host."""
+        block, index = divmod(slot, _SLOTS_PER_BLOCK)
+        return self._ints[block][index], self._floats[block][index]
+
     def ints(self, slots: npt.NDArray[np.int64], first: int, stop: int) -> npt.NDArray[np.int64]:
         """Return columns ``first .. stop - 1`` of the integer rows of some slots, shape ``(slots, columns)``."""
         return _gather(self._ints, slots, first, stop)
