@@ -23,7 +23,7 @@ from precdoctor.runlog.changes import Change
 
 _HALF = (torch.float16, torch.bfloat16)
 #: Runs a module's forward: the module, its forward, positional and keyword arguments.
-Run = Callable[[nn.Module, Callable[..., Any], Any, Any], Any]
+Run = Callable[..., Any]
 
 
 class ModuleFormats:
@@ -81,10 +81,7 @@ class ModuleFormats:
         if self._names.version == self._version:
             return  # no new model: a loss module created anew each step
         self._version = self._names.version
-        for root in tuple(self._names.roots.values()):
-            model = root.module()
-            if model is None:
-                continue
+        for root, model in self._names.models():
             for change in self._changes:
                 if change.root in ("", root.name):
                     self._look_in(model, change)
@@ -126,11 +123,11 @@ class ModuleFormats:
         casts = OperandCasts(self._context, change, self._ledger)
         self._ledger.pending(change, "its forward never ran, or only inside torch.compile or torch.func")
 
-        def run(module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        def run(module: nn.Module, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
                 return call(*args, **kwargs)
             self._ledger.done(change, f"{change.where}, {type(module).__name__}", None)
-            return casts.run(module, call, args, kwargs)
+            return casts.run(module, call, *args, **kwargs)
 
         return run
 
@@ -147,7 +144,7 @@ class ModuleFormats:
         if narrow:
             module._apply(lambda x: x.to(dtype) if x.dtype in _HALF else x)  # FP32 parts stay as they are
         self._ledger.done(change, f"{change.where}, {type(module).__name__}", was or change.before)
-        return lambda _module, call, args, kwargs: run_in(dtype, call, args, kwargs)
+        return lambda _module, call, /, *args, **kwargs: run_in(dtype, call, args, kwargs)
 
     def _forward_of(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -162,16 +159,12 @@ class ModuleFormats:
         if not runs or id(module) in self._running:
             return call(*args, **kwargs)
         for run in runs.values():
-            call = functools.partial(_called, run, module, call)
+            call = functools.partial(run, module, call)
         self._running.add(id(module))
         try:
             return call(*args, **kwargs)
         finally:
             self._running.discard(id(module))
-
-
-def _called(run: Run, module: nn.Module, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return run(module, call, args, kwargs)
 
 
 def run_in(dtype: torch.dtype, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:

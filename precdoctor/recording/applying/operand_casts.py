@@ -35,7 +35,7 @@ class OperandCasts:
         self._counts: dict[tuple[str, str], dict[int, Tensor]] = {}
         context.when_closing.append(self._closing)
 
-    def run(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def run(self, module: nn.Module, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Return ``call(*args, **kwargs)``, the forward of ``module``, with operands cast."""
         with self._cast_weights(module):
             result = call(*self._cast_inputs(args), **kwargs)

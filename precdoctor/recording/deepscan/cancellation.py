@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from precdoctor.recording.deepscan.angles import TURNS, note_angles
 from precdoctor.recording.deepscan.effects import Effects
 from precdoctor.recording.deepscan.scan_facts import Event, Findings, worst
 from precdoctor.recording.deepscan.scanned_op import HALF, Call, names
 from precdoctor.recording.ops.dispatched_ops import storage_key, tensors_in
+from precdoctor.recording.ops.storage_notes import Notes
 from precdoctor.recording.ops.tensor_facts import dtype_name
 
 #: By format rounded to: the source formats that are wide enough to serve as exact.
@@ -77,7 +77,6 @@ class _Source:
         is_running_sum: whether it comes from a running sum in half, which is followed even if it has a gradient.
     """
 
-    rounded: StorageWeakRef
     exact: Tensor
     dtype: torch.dtype
     is_copy: bool
@@ -88,8 +87,8 @@ class _Source:
 
     @property
     def is_valid(self) -> bool:
-        """Whether the rounded tensor is alive and ``exact`` was not written to."""
-        return not self.rounded.expired() and self.version == _version(self.exact)
+        """Whether ``exact`` was not written to."""
+        return self.version == _version(self.exact)
 
 
 class Differences:
@@ -99,10 +98,10 @@ class Differences:
         self._findings, self._effects = findings, effects
         #: The last ops whose result may be close to a constant, and the versions of their operands.
         self._last_calls: deque[tuple[Call, list[int | None]]] = deque(maxlen=2)
-        self._sources: dict[int, _Source] = {}
+        self._sources: Notes[_Source] = Notes()
         self._room = _MAX_SOURCES
         #: Facts about differences of expanded data, to be noted if something is chosen by them.
-        self._pending: dict[int, tuple[StorageWeakRef, Event, dict[str, Any]]] = {}
+        self._pending: Notes[tuple[Event, dict[str, Any]]] = Notes()
 
     @staticmethod
     def follows(name: str) -> bool:
@@ -111,8 +110,7 @@ class Differences:
 
     def written(self, x: Tensor) -> None:
         """Forget the numbers behind a tensor: something else was written to its memory."""
-        if (key := storage_key(x)) is not None:
-            self._sources.pop(key, None)
+        self._sources.drop(x)
 
     def remember(self, call: Call) -> None:
         """Keep the numbers behind the result of an op."""
@@ -123,8 +121,7 @@ class Differences:
                 self.written(call.args[0])
             return
         result = call.results[0] if call.results else None
-        key = storage_key(result) if result is not None else None
-        if result is None or key is None or call.func.is_view or result.numel() > self._room:
+        if result is None or call.func.is_view or result.numel() > self._room:
             return
         exact = self._before_rounding(call, result)
         if exact is None:
@@ -137,12 +134,8 @@ class Differences:
         theirs = any(storage_key(x) == storage_key(exact) for x in tensors_in(call.args))
         expands = (call.name in _EXPANDS and self._only_expands(call)) or self._expanded(call)
         pairs = call.name in _PAIRS or any(source.pairs for source in self._known_sources(call))
-        self._keep(key, result, exact, self._coarsest(call), is_copy=not theirs, expands=expands, pairs=pairs,
-                   is_running_sum=self._is_running_sum(call))  # fmt: skip
-
-    def _keep(self, key: int, x: Tensor, exact: Tensor, dtype: torch.dtype, **kind: bool) -> None:
-        memory = StorageWeakRef(x.untyped_storage())
-        self._sources[key] = _Source(memory, exact, dtype, version=_version(exact), **kind)
+        running, version = self._is_running_sum(call), _version(exact)
+        self._sources.put(result, _Source(exact, self._coarsest(call), not theirs, version, expands, pairs, running))
 
     def _is_running_sum(self, call: Call) -> bool:
         """Return whether a result is a running sum in half, or made of one (a summed-area table)."""
@@ -151,7 +144,7 @@ class Differences:
 
     def _known_sources(self, call: Call) -> list[_Source]:
         """Return the valid sources of an op's operands."""
-        found = (self._sources.get(storage_key(x) or 0) for x in call.operands)
+        found = map(self._sources.get, call.operands)
         return [source for source in found if source is not None and source.is_valid]
 
     def _only_expands(self, call: Call) -> bool:
@@ -186,12 +179,12 @@ class Differences:
     def _copy(self, call: Call) -> None:
         """Keep the numbers behind a whole buffer of which a part is filled: ``buffer[i] = x``."""
         target, source = call.args[0], call.args[1]
-        key, known = storage_key(target), self._source(source)
+        known = self._source(source)
         wide = known if known is not None else source
-        if key is None or wide.dtype not in _WIDER.get(target.dtype, ()) or target.requires_grad:
+        if wide.dtype not in _WIDER.get(target.dtype, ()) or target.requires_grad:
             self.written(target)
             return
-        held, size = self._sources.get(key), target.untyped_storage().nbytes() // target.element_size()
+        held, size = self._sources.get(target), target.untyped_storage().nbytes() // target.element_size()
         whole = held is not None and held.is_valid and held.exact.numel() == size and held.exact.is_contiguous()
         image = held.exact.reshape(-1) if held is not None and whole else target.detach().as_strided((size,), (1,), 0)
         if held is None or not whole or not held.is_copy or image.dtype != torch.float64:
@@ -201,7 +194,7 @@ class Differences:
             self._room -= size
             image = image.to(torch.float64, copy=True)
         image.as_strided(target.shape, target.stride(), target.storage_offset()).copy_(wide.detach())
-        self._keep(key, target, image, target.dtype, is_copy=True)
+        self._sources.put(target, _Source(image, target.dtype, is_copy=True, version=_version(image)))
 
     def after(self, call: Call, is_older: Callable[[Tensor], bool]) -> None:
         """Judge an op of a forward pass, of loss code or of the script, and keep the numbers behind its result.
@@ -287,17 +280,17 @@ class Differences:
     def _note_choice(self, call: Call) -> None:
         """Note a pending fact if something is chosen by its difference; else carry it on to the result."""
         for x in call.operands:
-            memory, event, measured = self._pending.get(storage_key(x) or 0, (None, None, None))
-            if memory is None or event is None or measured is None or memory.expired():
+            if (pending := self._pending.get(x)) is None:
                 continue
+            event, measured = pending
             if call.name in _CHOOSES:
                 self._findings.add_event("cancellation", event, **measured)
             else:
                 self._hold_back(call.results[0], event, measured)
 
     def _hold_back(self, x: Tensor, event: Event, measured: dict[str, Any]) -> None:
-        if (key := storage_key(x)) is not None and (key in self._pending or len(self._pending) < _MAX_PENDING):
-            self._pending[key] = StorageWeakRef(x.untyped_storage()), event, measured
+        if self._pending.get(x) is not None or len(self._pending) < _MAX_PENDING:
+            self._pending.put(x, (event, measured))
 
     def _subtract(self, call: Call, is_older: Callable[[Tensor], bool]) -> bool:
         """Judge a difference of tensors of which some were rounded; return whether it is noise made of data."""
@@ -370,8 +363,7 @@ class Differences:
 
     def _source(self, x: Tensor) -> Tensor | None:
         """Return the numbers behind a tensor or the tensor it is a view of; None if unknown."""
-        key = storage_key(x)
-        found = self._sources.get(key) if key is not None else None
+        found = self._sources.get(x)
         if found is None or not found.is_valid:
             return None
         exact = found.exact

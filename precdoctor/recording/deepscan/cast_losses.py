@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from precdoctor.numerics import EXP_MIN
 from precdoctor.recording import kernels
@@ -17,7 +16,8 @@ from precdoctor.recording.deepscan.effects import Effects
 from precdoctor.recording.deepscan.scan_facts import Event, Findings, op_reference, worst
 from precdoctor.recording.deepscan.scanned_op import Call, names
 from precdoctor.recording.kernels import row_layout as at
-from precdoctor.recording.ops.dispatched_ops import storage_key, tensors_in
+from precdoctor.recording.ops.dispatched_ops import tensors_in
+from precdoctor.recording.ops.storage_notes import Notes
 from precdoctor.recording.ops.tensor_facts import dtype_name
 from precdoctor.recording.process import attach
 
@@ -63,12 +63,12 @@ class Casts:
 
     def __init__(self, findings: Findings, effects: Effects) -> None:
         self._findings, self._effects = findings, effects
-        #: Integers cast from floats with too few bits, by storage, until they are used as indices.
-        self._indices: dict[int, tuple[StorageWeakRef, Event, dict[str, Any]]] = {}
-        #: By storage of a shifted float tensor: the range of its inexact integers before the shift.
-        self._shifted_ranges: dict[int, tuple[StorageWeakRef, _Range]] = {}
-        #: Integers that wrapped round, by storage, until they are read as floats.
-        self._wrapped: dict[int, tuple[StorageWeakRef, Event, dict[str, Any]]] = {}
+        #: Integers cast from floats with too few bits, until they are used as indices.
+        self._indices: Notes[tuple[Event, dict[str, Any]]] = Notes()
+        #: Of a shifted float tensor: the range of its inexact integers before the shift.
+        self._shifted_ranges: Notes[_Range] = Notes()
+        #: Integers that wrapped round, until they are read as floats.
+        self._wrapped: Notes[tuple[Event, dict[str, Any]]] = Notes()
         #: The last result of a clamp to the range of an FP8 format, and the clamp's operand.
         self._clamped: tuple[weakref.ref[Tensor], Tensor] | None = None
 
@@ -100,20 +100,20 @@ class Casts:
                 return
             wrong = exact != result.long()
         many = int(wrong.sum())
-        if many < _WRAPPED * result.numel() or (key := storage_key(result)) is None:
+        if many < _WRAPPED * result.numel():
             return
         kinds = {"from": dtype_name(source.dtype) if isinstance(source, Tensor) else "", "to": dtype_name(result.dtype)}
         data = {**kinds, "numel": result.numel(), "wrapped": many,
                 **worst(wrong, exact.double().abs().nan_to_num(), result, exact)}  # fmt: skip
-        self._wrapped[key] = StorageWeakRef(result.untyped_storage()), self._findings.event_of(call), data
+        self._wrapped.put(result, (self._findings.event_of(call), data))
 
     def _read_wrapped(self, call: Call) -> None:
         """Note wrapped integers that an op reads to compute floats."""
         for x in tensors_in((call.args, call.kwargs)):
-            known = self._wrapped.get(storage_key(x) or 0) if not x.is_floating_point() else None
-            if known is not None and not known[0].expired():
-                share = known[2]["wrapped"] / known[2]["numel"]
-                self._findings.add_event("cast", known[1], share, **known[2], read_by=op_reference(call))
+            if not x.is_floating_point() and (known := self._wrapped.get(x)) is not None:
+                event, data = known
+                share = data["wrapped"] / data["numel"]
+                self._findings.add_event("cast", event, share, **data, read_by=op_reference(call))
 
     def _follow_lookups(self, call: Call) -> None:
         """Follow integers read from floats of too few bits; note a fact once they are used as indices."""
@@ -125,10 +125,9 @@ class Casts:
             self._follow_indices(call)
         elif self._indices and call.plain_name in _LOOKUPS:
             for x in tensors_in((call.args, call.kwargs)):
-                known = self._indices.get(key) if (key := storage_key(x)) is not None else None
-                if known is not None and not known[0].expired():
-                    del self._indices[key]  # type: ignore[arg-type] # found by it
-                    self._findings.add_event("cast", known[1], 1.0, **known[2], read_by=op_reference(call))
+                if (known := self._indices.get(x)) is not None:
+                    self._indices.drop(x)
+                    self._findings.add_event("cast", known[0], 1.0, **known[1], read_by=op_reference(call))
 
     def expects(self, name: str) -> bool:
         """Return whether an op of this name may read integers that are watched."""
@@ -138,20 +137,19 @@ class Casts:
 
     def _follow_indices(self, call: Call) -> None:
         """Watch the result if an op computes integers from watched ones."""
-        key = storage_key(call.whole[0]) if call.whole and call.whole[0].dtype in _INTEGERS else None
+        if not call.whole or call.whole[0].dtype not in _INTEGERS:
+            return
         for x in tensors_in((call.args, call.kwargs)):
-            known = self._indices.get(storage_key(x) or 0)
-            if key is not None and known is not None and not known[0].expired() and len(self._indices) < _MAX_INDICES:
-                self._indices[key] = StorageWeakRef(call.whole[0].untyped_storage()), known[1], known[2]
+            if (known := self._indices.get(x)) is not None and len(self._indices) < _MAX_INDICES:
+                self._indices.put(call.whole[0], known)
 
     def _note_shift(self, call: Call) -> None:
         """Remember the range of integers held in 16-bit floats before an op shifts them."""
         source, result = call.args[0], call.results[0]
         if not isinstance(source, Tensor) or source.dtype not in _BITS or result.numel() > source.numel():
             return
-        key = storage_key(result) if len(self._shifted_ranges) < _MAX_INDICES else None
-        if key is not None and _holds_integers(source, _BITS[source.dtype]):
-            self._shifted_ranges[key] = StorageWeakRef(result.untyped_storage()), _range(source)
+        if len(self._shifted_ranges) < _MAX_INDICES and _holds_integers(source, _BITS[source.dtype]):
+            self._shifted_ranges.put(result, _range(source))
 
     def _watch_indices(self, call: Call) -> None:
         """Watch the result of a cast to integers from floats that cannot hold all integers in its range."""
@@ -162,9 +160,8 @@ class Casts:
             return
         if len(self._indices) >= _MAX_INDICES:
             return
-        moved = self._shifted_ranges.get(storage_key(source) or 0)
-        least, median, largest = moved[1] if moved is not None and not moved[0].expired() else _range(result)
-        if least < 0 or largest <= 2 ** _INDEX_BITS[source.dtype] or (key := storage_key(result)) is None:
+        least, median, largest = self._shifted_ranges.get(source) or _range(result)
+        if least < 0 or largest <= 2 ** _INDEX_BITS[source.dtype]:
             return
         if largest - least >= _MAX_INTEGERS:  # count distinct values in a stretch that holds the median
             least = max(least, min(median, largest + 1 - _MAX_INTEGERS))
@@ -180,7 +177,7 @@ class Casts:
             "largest": float(largest),
             "least": float(least),
         }
-        self._indices[key] = StorageWeakRef(result.untyped_storage()), self._findings.event_of(call), data
+        self._indices.put(result, (self._findings.event_of(call), data))
 
     def after(self, call: Call) -> None:
         """Examine an op of a forward pass or of the code around it."""

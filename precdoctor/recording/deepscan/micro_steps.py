@@ -6,12 +6,12 @@ import weakref
 from typing import Any
 
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from precdoctor.recording.deepscan.scan_facts import Findings
 from precdoctor.recording.deepscan.targets import Targets
-from precdoctor.recording.ops.dispatched_ops import storage_key, tensors_in
+from precdoctor.recording.ops.dispatched_ops import tensors_in
 from precdoctor.recording.ops.source_lines import innermost_user_line, line_columns
+from precdoctor.recording.ops.storage_notes import Notes
 
 #: Maximum number of weights watched, and of storages made in a backward pass that may be gradients.
 _MAX_WATCHED, _MAX_MADE = 16, 4096
@@ -24,7 +24,7 @@ class MicroSteps:
 
     def __init__(self, findings: Findings, targets: Targets) -> None:
         self._findings, self._targets = findings, targets
-        self._made: dict[int, StorageWeakRef] = {}
+        self._made: Notes[bool] = Notes()
         #: Weights with a non-zero gradient, that gradient, root and module.
         self._watched: list[tuple[weakref.ref[Tensor], weakref.ref[Tensor], str, str]] = []
 
@@ -36,16 +36,14 @@ class MicroSteps:
     def note_results(self, result: Any) -> None:
         """Note results of an op of the backward pass: each may be, or become, a gradient."""
         for x in tensors_in(result) if len(self._made) < _MAX_MADE else ():
-            if (key := storage_key(x)) is not None:
-                self._made[key] = StorageWeakRef(x.untyped_storage())
+            self._made.put(x, True)
 
     def note_use(self, name: str, args: Any, kwargs: Any) -> None:
         """Stop watching if an op outside the backward pass reads a gradient and does not clear it: it is used then."""
         if name in _CLEARS:
             return
         for x in tensors_in((args, kwargs)):
-            made = self._made.get(storage_key(x) or 0)
-            if made is not None and not made.expired():
+            if self._made.get(x):
                 self._watched = []
                 return
 
@@ -55,11 +53,13 @@ class MicroSteps:
         for root, module, parameter, grad in self._targets.gradients(_MAX_WATCHED) if micro_step == 0 else ():
             if bool(grad.any()):
                 self._watched.append((weakref.ref(parameter), weakref.ref(grad), root, module))
-        self._made = {key: made for key, made in self._made.items() if not made.expired()} if self._watched else {}
+        if not self._watched:
+            self._made.clear()
 
     def backward_begins(self, micro_step: int) -> None:
         """Note a fact if all watched gradients were cleared as the second backward pass begins."""
-        watched, self._watched, self._made = self._watched, [], {}
+        watched, self._watched = self._watched, []
+        self._made.clear()
         if micro_step != 1 or not watched or not all(_is_cleared(p(), g()) for p, g, _, _ in watched):
             return
         _, _, root, module = watched[-1]

@@ -24,7 +24,6 @@ from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.ops.dispatched_ops import (
     OVERWRITING,
     UNINITIALISED,
-    left_to_others,
     op_name,
     sequence_number,
     tensors_in,
@@ -74,10 +73,8 @@ class OpMode(WindowMode):
         self._nodes: list[Any] = []
         self._pending: dict[int, tuple[int, list[Read]]] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if any(tensor_leaves.computes_itself(t) for t in types):
-            return left_to_others(func, types, args, kwargs)
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an op and list it, if it computes something."""
         if self.cannot_look or self.table.full or self._is_inside() or not isinstance(func, torch._ops.OpOverload):
             return func(*args, **kwargs)
         sequence, begun = sequence_number(), None

@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from precdoctor.numerics import sketch
 from precdoctor.recording import kernels
@@ -20,6 +19,7 @@ from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.model import tensor_leaves
 from precdoctor.recording.ops.dispatched_ops import storage_key
 from precdoctor.recording.ops.op_facts import plain_setting
+from precdoctor.recording.ops.storage_notes import Notes
 from precdoctor.recording.ops.tensor_facts import dtype_name
 from precdoctor.runlog.caps import shortened
 
@@ -127,8 +127,8 @@ class OpTable:
         self.ops = self.rows = 0
         self.full = False
         self._columns: dict[str, list[Any]] = {}
-        #: By storage: the op that wrote to it last. The weak reference keeps the key from being used for other memory.
-        self._writers: dict[int, tuple[StorageWeakRef, int]] = {}
+        #: The op that wrote to a tensor's memory last.
+        self._writers: Notes[int] = Notes()
 
     def begin(self, operands: Sequence[Operand]) -> tuple[int, list[Read]]:
         """Return the index of an op that is about to run, and the columns of its operands."""
@@ -168,8 +168,7 @@ class OpTable:
         self._append(head, "in", reads)
         self._append(head, "out", [self._read(None, x, made=True) for x in results if x.numel()])
         for x in results:
-            if (key := storage_key(x)) is not None:
-                self._writers[key] = (StorageWeakRef(x.untyped_storage()), index)
+            self._writers.put(x, index)
 
     def columns(self) -> dict[str, list[Any]]:
         """Return all rows, by column."""
@@ -178,8 +177,7 @@ class OpTable:
     def _read(self, argument: str | None, x: Tensor, *, made: bool = False) -> Read:
         """Measure a tensor: the columns of an operand, or of a result (``made``), which has no producer."""
         key = None if made else storage_key(x)
-        writer = self._writers.get(key) if key is not None else None
-        producer = writer[1] if writer is not None else None
+        producer = self._writers.at(key) if key is not None else None
         target = self._targets.of(key) if key is not None and producer is None else {}
         name = target.get("name") if target.get("target") in ("weight", "average") else None
         return {

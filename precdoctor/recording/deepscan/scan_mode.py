@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import torch
@@ -22,12 +21,11 @@ from precdoctor.recording.deepscan.sums import Sums
 from precdoctor.recording.deepscan.targets import Targets
 from precdoctor.recording.deepscan.trails import Trails
 from precdoctor.recording.deepscan.window_mode import WindowMode
-from precdoctor.recording.model import tensor_leaves
+from precdoctor.recording.model import static
 from precdoctor.recording.ops.dispatched_ops import (
     OVERWRITING,
     UNINITIALISED,
     is_out_variant,
-    left_to_others,
     op_name,
     sequence_number,
     tensors_in,
@@ -84,12 +82,12 @@ class ScanMode(WindowMode):
         self._micro_steps = MicroSteps(self._findings, targets or Targets())
         #: Samples of the states that the running in-place op writes to, from before it.
         self._samples_before: list[Tensor | None] = []
-        self._stepped: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
+        self._stepped: static.ByIdentity[torch.optim.Optimizer, bool] = static.ByIdentity()
 
     def optimizer_steps(self, optimizer: torch.optim.Optimizer) -> None:
         """Remember an optimizer, so that its states can be named."""
         if len(self._stepped) < _MAX_OPTIMIZERS:
-            self._stepped[id(optimizer)] = weakref.ref(optimizer)
+            self._stepped.put(optimizer, True)
 
     def backward_entered(self) -> None:
         """Check, as ``backward`` begins, whether gradients of the last micro-step were dropped."""
@@ -102,7 +100,7 @@ class ScanMode(WindowMode):
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """The optimizers that have stepped and still exist."""
-        return [optimizer for ref in self._stepped.values() if (optimizer := ref()) is not None]
+        return self._stepped.keys()
 
     @property
     def complete(self) -> bool:
@@ -128,10 +126,8 @@ class ScanMode(WindowMode):
                 event["data"] |= {"zero_gradients": len(zero), "zero_gradients_of": zero[:_MAX_NAMES]}
         return events
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if any(tensor_leaves.computes_itself(t) for t in types):
-            return left_to_others(func, types, args, kwargs)
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an op, then examine it."""
         if self.cannot_look or not self.complete:
             return func(*args, **kwargs)
         phase = self.phase()

@@ -10,7 +10,7 @@ their effect.
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -264,7 +264,7 @@ class Sums:
         if used and difference is not None:
             self._judge(call, difference, again[0])
             return
-        self._keep(result, again[0], *self._kind(call, given, again[0], difference))
+        self._keep(result, self._made_of(call, given, again[0], difference))
 
     def _new_moment(self, call: Call, result: Tensor) -> None:
         """Keep the FP64 value of a mean or a sum, if it has several elements of two terms or more."""
@@ -273,15 +273,13 @@ class Sums:
             return
         exact = call.exact()
         if exact is not None:
-            self._keep(result, exact[0], "mean-of-products" if self._products.get(terms) else "mean")
+            self._keep(result, _Moment(exact[0], "mean-of-products" if self._products.get(terms) else "mean"))
 
-    def _kind(
-        self, call: Call, given: dict[int, _Moment], value: Tensor, difference: _Moment | None
-    ) -> tuple[str, Event | None, Tensor | None]:
-        """Return the kind of a tensor made of moments; of a difference also its op and each element's lost bits."""
+    def _made_of(self, call: Call, given: dict[int, _Moment], value: Tensor, difference: _Moment | None) -> _Moment:
+        """Return the moment that an op makes of others; of a difference also its op and each element's lost bits."""
         kinds = {m.kind for m in given.values()}
         if call.plain_name in _SQUARES and kinds == {"mean"}:
-            return "product", None, None
+            return _Moment(value, "product")
         several = len(given) > 1 and kinds <= {"mean-of-products", "difference"}  # x^2 - 2xy + y^2
         if call.plain_name in _DIFFERENCES and (several or kinds >= {"mean-of-products", "product"}):
             size = torch.stack([m.value.abs().broadcast_to(value.shape) for m in given.values()]).amax(0)
@@ -289,20 +287,18 @@ class Sums:
             lost = torch.where((value != 0) & (size > 0) & (lost < _KNOWN_BITS), lost, torch.nan)
             more = difference is None or difference.bits is None or lost.nanmedian() > difference.bits.nanmedian()
             if 2 * int(lost.isfinite().sum()) > value.numel() and more:
-                return "difference", self._findings.event_of(call, closely=True), lost
+                return _Moment(value, "difference", self._findings.event_of(call, closely=True), lost)
         if difference is not None:
-            return "difference", difference.event, difference.bits
-        return next(iter(kinds)), None, None
+            return replace(difference, value=value)
+        return _Moment(value, next(iter(kinds)))
 
-    def _keep(
-        self, x: Tensor, value: Tensor, kind: str, event: Event | None = None, bits: Tensor | None = None
-    ) -> None:
+    def _keep(self, x: Tensor, moment: _Moment) -> None:
         if len(self._moments) >= _MAX_SHADOWS:
             self._moments.tidy()
             if len(self._moments) >= _MAX_SHADOWS:
                 self._moments.clear()
             self._products.tidy()
-        self._moments.put(x, _Moment(value, kind, event, bits))
+        self._moments.put(x, moment)
 
     def _judge(self, call: Call, difference: _Moment, value: Tensor) -> None:
         """Follow a wrong result of an op that uses a difference of moments."""

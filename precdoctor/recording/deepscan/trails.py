@@ -10,7 +10,7 @@ more than half of the FP64 value, the damage is done and no longer visible: a fa
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -39,16 +39,16 @@ _FLUSHED = 0.25
 _GUARDS = names("clamp clamp_min add")
 
 
+@dataclass(eq=False)
 class _Trail:
     """An overflow or underflow that is followed: its kind, the event of its op, and the number of ops passed."""
 
-    def __init__(self, kind: str, event: Event) -> None:
-        self.kind = kind
-        self.event = event
-        self.hops = 0
-        self.over = False
-        #: The first op whose result is finite again.
-        self.hidden_by: Event | None = None
+    kind: str
+    event: Event
+    hops: int = 0
+    over: bool = False
+    #: The first op whose result is finite again.
+    hidden_by: Event | None = None
 
 
 class Trails:

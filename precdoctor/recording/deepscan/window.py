@@ -7,7 +7,6 @@ watchers want a step, the first one gets it.
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from precdoctor.recording.ops.dispatched_ops import (
     put_on,
     retire,
     retired,
+    something_is_compiled,
     sweep,
     take_off,
     will_come_back,
@@ -200,11 +200,13 @@ class StepWindow:
 
     def _must_not_compile(self) -> bool:
         """Return whether the window must be closed because code is compiled."""
-        return compiles() and not (self._mode is not None and self._mode.beside_compiled)
+        return something_is_compiled() and not (self._mode is not None and self._mode.beside_compiled)
 
     def _allows(self, module: nn.Module | None) -> bool:
         """Return whether the mode may be opened; pass a refusal on to the watcher."""
-        why = why_not(module, beside_compiled=not self._must_not_compile())
+        why: str | None = "torch.compile is in use: a compiled graph would not run as it does without us"
+        if not self._must_not_compile():
+            why = why_not(module)
         if why is not None:
             self._refuse(module, why)
         return why is None
@@ -298,14 +300,8 @@ class StepWindow:
             self._root, mode.stage, mode.resting = None, "loss", not self._in_time(mode)
 
 
-def why_not(module: nn.Module | None, *, beside_compiled: bool = False) -> str | None:
-    """Return why the ops of this module must not be examined; None if they may.
-
-    Args:
-        beside_compiled: whether the mode may be open beside compiled code.
-    """
-    if compiles() and not beside_compiled:
-        return "torch.compile is in use: a compiled graph would not run as it does without us"
+def why_not(module: nn.Module | None) -> str | None:
+    """Return why the ops of this module must not be examined; None if they may."""
     if torch._C._len_torch_dispatch_stack():
         return "another dispatch mode is active"
     if torch._C._functorch.maybe_current_level() is not None or torch._C._get_tracing_state() is not None:
@@ -324,9 +320,3 @@ def unfit(module: nn.Module) -> str | None:
         if names & {"FSDPModule", "FullyShardedDataParallel", "DeepSpeedEngine", "PipelineStage", "DataParallel"}:
             return f"{type(part).__name__} schedules its own passes"
     return None
-
-
-def compiles() -> bool:
-    """Return whether anything was compiled in this process; that ``torch._dynamo`` is loaded does not show it."""
-    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
-    return any(callable(backend) for backend in getattr(frames, "cached_backends", {}).values())

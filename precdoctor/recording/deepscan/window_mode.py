@@ -38,7 +38,7 @@ class WindowMode(Retiring):
     beside_compiled = False
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call] # as torch has it
+        super().__init__()
         self.modules: list[tuple[str, str]] = []
         self.stage, self.resting = "forward", False
         self.micro_step = 0

@@ -12,10 +12,11 @@ from torch import Tensor
 from precdoctor.numerics.formats import Format
 from precdoctor.recording import kernels
 from precdoctor.recording.fp8.cast_scope import OUTSIDE, Call, running_node
-from precdoctor.recording.fp8.provenance import History, Notes, bound, is_float, scalar, scaled
+from precdoctor.recording.fp8.provenance import History, bound, is_float, scalar, scaled
 from precdoctor.recording.model import tensor_leaves
 from precdoctor.recording.model.module_names import Place
 from precdoctor.recording.ops.dispatched_ops import storage_key
+from precdoctor.recording.ops.storage_notes import Notes
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.slots.cast_operand import FLOAT8, Operand, launcher
@@ -39,13 +40,13 @@ class Observer:
         recorder: Recorder,
         call: Callable[[int | None], Call | None],
         name: Callable[[Call, str], str],
-        results: Notes,
+        results: Notes[Entry],
     ) -> None:
         self._recorder = recorder
         self._call_of = call
         self._name = name
         self._results = results
-        self._histories = Notes()
+        self._histories: Notes[History] = Notes()
         #: By slot: entries measured before a clamp that no cast has followed yet.
         self._pending: dict[int, Entry] = {}
         self.casts = 0
@@ -104,7 +105,6 @@ class Observer:
     def _history(self, x: Tensor) -> History:
         found = self._histories.get(x)
         if found is not None:
-            assert isinstance(found, History), "nothing else is put there"
             return found
         owner = self._recorder.names.parameter(x)
         return History(storage_key(x), None if owner is None else ".".join(filter(None, (owner[0].module, owner[1]))))
@@ -152,7 +152,7 @@ class Observer:
         scales = [args[2], args[5]] if newer else [args[2], args[3]]
         for x, inverse in zip(args[:2], scales, strict=True):
             entry = self._results.get(x)
-            operand = entry.operand if isinstance(entry, Entry) else None
+            operand = entry.operand if entry is not None else None
             if operand is None or operand.factors is not None or operand.by_parts:
                 continue
             only = inverse[0] if isinstance(inverse, (list, tuple)) and len(inverse) == 1 else inverse
@@ -166,7 +166,7 @@ class Observer:
         if call is None or facts is None or args[0].dim() != 2:
             return
         sources = tuple(self._results.get(x) for x in args[:2])
-        names = tuple(e.site.name if isinstance(e, Entry) else None for e in sources)
+        names = tuple(e.site.name if e is not None else None for e in sources)
         operands = [fmt.dtype if (fmt := FLOAT8.get(x.dtype)) else None for x in args[:2]]
         where = {"root": call.place.root, "module": call.place.module, "backward": call.backward}
         facts.fp8_product({**where, "operands": names, "dtypes": operands, "fast_accum": _fast(args, kwargs)},
@@ -222,7 +222,7 @@ class Observer:
 
 def _known_as(call: Call, history: History) -> str | None:
     """Return the name of the call's argument, or of the parameter, that a tensor began as; None for other tensors."""
-    known: str | None = call.names.at(history.origin) if history.origin is not None else None
+    known = call.names.at(history.origin) if history.origin is not None else None
     if known is None and history.parameter is not None:  # another module's: relative to the casting module
         known = history.parameter.removeprefix(f"{call.place.module}.")
     return known

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording.fp8.provenance import Notes
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
+from precdoctor.recording.ops.dispatched_ops import sequence_number
+from precdoctor.recording.ops.storage_notes import Notes
 
-#: Returns the number of the next autograd node of this thread.
-node_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined] # not in __all__
 #: Maximum module calls remembered per step; casts in the backward of later ones have no module.
 _MAX_CALLS = 65_536
 
@@ -38,7 +37,7 @@ class Call:
     number: int = 0
     phase: str = "train"
     evaluating: bool = False
-    names: Notes = field(default_factory=Notes)
+    names: Notes[str] = field(default_factory=Notes)
     first: int = 0
     backward: bool = False
     missed: bool = False
@@ -64,7 +63,7 @@ class Calls:
         """Note the end of a call; calls must be noted in the order they end."""
         if len(self._calls) < _MAX_CALLS:
             self._calls.append(call)
-            self._ends.append(node_number())
+            self._ends.append(sequence_number())
 
     def of_node(self, number: int) -> Call | None:
         """Return the innermost call that created the node with this number; None if there is none."""

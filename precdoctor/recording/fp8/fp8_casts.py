@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from precdoctor.recording.fp8.cast_observer import Observer, measure, outside
 from precdoctor.recording.fp8.cast_scope import OUTSIDE, Call, Calls
 from precdoctor.recording.fp8.fp8_mode import CastMode, is_open, open_observer, supported
-from precdoctor.recording.fp8.provenance import Notes, is_float
+from precdoctor.recording.fp8.provenance import is_float
 from precdoctor.recording.ops.dispatched_ops import is_own_run, put_on, take_off
 from precdoctor.recording.ops.source_lines import calls_in_progress
+from precdoctor.recording.ops.storage_notes import Notes
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.slots.cast_operand import FLOAT8, Operand
+from precdoctor.recording.slots.slot_table import Entry
 
 if TYPE_CHECKING:
     from precdoctor.recording.observe.call_frame import Frame
@@ -37,7 +39,6 @@ class Casts:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._guarded_note = guarded(recorder)(self._note_request)
         self._local = threading.local()
         recorder.when_forked.append(self._reset)
         recorder.when_closing.append(self._close_all)
@@ -49,7 +50,7 @@ class Casts:
         self._casting: set[type] = set()
         self._observes_backward, self._passes_in_vain = False, 0
         self._calls = Calls()
-        self._results = Notes()
+        self._results: Notes[Entry] = Notes()
         self._names: dict[tuple[str, str, str, int, str], int] = {}
         self._noted_step = (-1, -1)
         self._local = threading.local()
@@ -63,7 +64,7 @@ class Casts:
 
     def _with_notice(self, original: Any) -> Any:
         """Return a wrapper of ``Tensor.to`` or ``Tensor.type`` that reports requests for a float8 dtype."""
-        note, dtype, narrow = self._guarded_note, torch.dtype, frozenset(FLOAT8)
+        note, dtype, narrow = guarded(self._recorder)(self._note_request), torch.dtype, frozenset(FLOAT8)
 
         @functools.wraps(original)
         def noticing(x: Tensor, /, *args: Any, **kwargs: Any) -> Any:
@@ -85,10 +86,7 @@ class Casts:
         recorder = self._recorder
         if recorder.state != "armed" or not is_float(x):
             return
-        first, self.met = not self.met, True
-        frame = self._innermost_frame()
-        if first:
-            self._note_running()
+        frame = self._meet()
         if torch._C._current_graph_task_id() != -1:
             self._observes_backward, self._passes_in_vain = self._observes_backward or frame is None, 0
             return
@@ -108,12 +106,10 @@ class Casts:
         recorder = self._recorder
         if recorder.state != "armed":
             return None
-        first, self.met = not self.met, True
         if (observer := open_observer()) is not None:
+            self.met = True
             return observer
-        frame = self._innermost_frame()
-        if first:
-            self._note_running()
+        frame = self._meet()
         if torch._C._current_graph_task_id() != -1:
             self._observes_backward, self._passes_in_vain = True, 0
         elif frame is not None and frame.recorded:
@@ -121,13 +117,19 @@ class Casts:
             self._observes_backward, self._passes_in_vain = True, 0
         return None
 
-    def _note_running(self) -> None:
-        """Create the :class:`Call` of module calls in progress at the first cast: none was observed from its start."""
-        self._follow_step()
+    def _meet(self) -> Frame | None:
+        """Note that there are casts; return the innermost module call in progress.
+
+        At the first cast create the :class:`Call` of those in progress: none was observed from its start.
+        """
         running = self._innermost_frame()
-        for frame in getattr(self._recorder.local, "stack", ()):
-            if frame.recorded:
-                frame.call_made = dataclasses.replace(_call_of(frame), missed=frame is running)
+        if not self.met:
+            self.met = True
+            self._follow_step()
+            for frame in getattr(self._recorder.local, "stack", ()):
+                if frame.recorded:
+                    frame.call_made = dataclasses.replace(_call_of(frame), missed=frame is running)
+        return running
 
     def _record_unobserved(self, x: Tensor, dtype: torch.dtype, call: Call) -> None:
         """Record a cast that no mode observes: the history of the tensor is unknown."""

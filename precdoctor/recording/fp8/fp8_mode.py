@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,36 +12,26 @@ from torch.utils._python_dispatch import (
 )
 
 from precdoctor.recording.model import tensor_leaves
-from precdoctor.recording.ops.dispatched_ops import left_to_others
+from precdoctor.recording.ops.dispatched_ops import left_to_others, something_is_compiled
 
 if TYPE_CHECKING:
     from precdoctor.recording.fp8.cast_observer import Observer
 
 _aten: Any = torch.ops.aten
-#: How the observer handles an op; every other op that writes to a tensor invalidates the notes on it.
-_OPS: dict[Any, str] = {
-    _aten._to_copy.default: "convert",
-    _aten.clone.default: "convert",
-    _aten.copy_.default: "copy",
-    _aten.mul.Tensor: "mul",
-    _aten.mul.Scalar: "mul",
-    _aten.mul_.Tensor: "mul",
-    _aten.mul_.Scalar: "mul",
-    _aten.div.Tensor: "div",
-    _aten.div.Scalar: "div",
-    _aten.div_.Tensor: "div",
-    _aten.div_.Scalar: "div",
-    _aten.clamp.default: "clamp",
-    _aten.clamp.Tensor: "clamp",
-    _aten.clamp_.default: "clamp",
-    _aten.clamp_.Tensor: "clamp",
-    _aten.hardtanh.default: "clamp",
-    _aten.clamp_min.default: "clamp",
-    _aten.clamp_max.default: "clamp",
-    _aten.minimum.default: "bound",
-    _aten.maximum.default: "bound",
-    _aten._scaled_mm.default: "matmul",
+#: Ops by how the observer handles them; every other op that writes to a tensor invalidates the notes on it.
+_HANDLED: dict[str, tuple[Any, ...]] = {
+    "convert": (_aten._to_copy.default, _aten.clone.default),
+    "copy": (_aten.copy_.default,),
+    "mul": (_aten.mul.Tensor, _aten.mul.Scalar, _aten.mul_.Tensor, _aten.mul_.Scalar),
+    "div": (_aten.div.Tensor, _aten.div.Scalar, _aten.div_.Tensor, _aten.div_.Scalar),
+    "clamp": (
+        *(_aten.clamp.default, _aten.clamp.Tensor, _aten.clamp_.default, _aten.clamp_.Tensor),
+        *(_aten.hardtanh.default, _aten.clamp_min.default, _aten.clamp_max.default),
+    ),
+    "bound": (_aten.minimum.default, _aten.maximum.default),
+    "matmul": (_aten._scaled_mm.default,),
 }
+_OPS = {op: what for what, ops in _HANDLED.items() for op in ops}
 if hasattr(_aten, "_scaled_mm_v2"):  # torch 2.9
     _OPS[_aten._scaled_mm_v2.default] = "matmul"
 
@@ -99,11 +88,7 @@ def supported() -> bool:
     In older versions of torch a function called under a dispatch mode is not compiled, so the mode needs a process
     without compiled functions.
     """
-    if hasattr(TorchDispatchMode, "ignore_compile_internals"):
-        return True
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    backends = getattr(dynamo, "cached_backends", {})
-    return not any(callable(backend) for backend in backends.values())  # None: functions that are never compiled
+    return hasattr(TorchDispatchMode, "ignore_compile_internals") or not something_is_compiled()
 
 
 def open_observer() -> Observer | None:

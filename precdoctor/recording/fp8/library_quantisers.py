@@ -55,7 +55,6 @@ class LibraryQuantisers:
 
     def __init__(self, recorder: Recorder, casts: Casts) -> None:
         self._recorder, self._casts = recorder, casts
-        self._guarded_record = guarded(recorder)(self._record)
         self._replaced: set[str] = set()
         #: Modules for which an operand of this role was observed.
         self._roles: dict[str, set[Place]] = {"input": set(), "weight": set(), "grad_output": set()}
@@ -85,7 +84,7 @@ class LibraryQuantisers:
 
     def _wrapper(self, original: Callable[..., Any], read: Reader) -> Callable[..., Any]:
         """Return a wrapper of a quantiser; calls inside another wrapped call are not read."""
-        recorder, record, inside = self._recorder, self._guarded_record, self._inside
+        recorder, record, inside = self._recorder, guarded(self._recorder)(self._record), self._inside
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,6 @@
 """The history of a tensor before its cast to float8: the tensor it came from, and the scalars that multiplied it.
 
-Tensors are identified by their memory, so views need no special case. A weak reference to the memory keeps its address
-from being reused while a note exists; it keeps no tensor alive.
+Tensors are identified by their memory (:mod:`~precdoctor.recording.ops.storage_notes`), so views need no special case.
 """
 
 from __future__ import annotations
@@ -13,10 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from precdoctor.recording import kernels
-from precdoctor.recording.ops.dispatched_ops import storage_key
 from precdoctor.recording.slots.cast_operand import Factor
 from precdoctor.recording.slots.deferred import defer
 from precdoctor.recording.slots.slot_table import Entry
@@ -51,36 +48,6 @@ class History:
         """Return the history after multiplication or division by one number per row or block."""
         only = self.factors == () and self.parts is None
         return dataclasses.replace(self.times(None), parts=(weakref.ref(other), divide) if only else None)
-
-
-class Notes:
-    """Notes on tensors, keyed by their memory."""
-
-    def __init__(self) -> None:
-        self._notes: dict[int, tuple[StorageWeakRef, Any]] = {}
-
-    def get(self, x: Tensor) -> Any:
-        """Return the note on a tensor's memory; None without one."""
-        key = storage_key(x)
-        return None if key is None else self.at(key)
-
-    def at(self, key: int) -> Any:
-        """Return the note by :func:`storage_key`; None without one."""
-        found = self._notes.get(key)
-        return None if found is None else found[1]
-
-    def put(self, x: Tensor, note: Any) -> None:
-        """Set the note on a tensor's memory."""
-        if (key := storage_key(x)) is not None:
-            self._notes[key] = (StorageWeakRef(x.untyped_storage()), note)
-
-    def drop(self, x: Tensor) -> None:
-        """Delete the note on a tensor's memory."""
-        if self._notes and (key := storage_key(x)) is not None:
-            self._notes.pop(key, None)
-
-    def clear(self) -> None:
-        self._notes.clear()
 
 
 def scaled(a: Any, b: Any, result: Tensor, *, divide: bool) -> tuple[Tensor, tuple[Factor, ...] | Tensor] | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -44,18 +45,16 @@ class _SlowStartNotice:
 _slow_start = _SlowStartNotice()
 
 
+@dataclass(slots=True, eq=False)
 class _Compiled:
     """A kernel with its constants, on one device."""
 
-    __slots__ = ("front", "kernel", "run", "tail")
-
-    def __init__(self, kernel: Any) -> None:
-        #: The kernel until a launch of it was observed; None afterwards, or if it cannot be observed.
-        self.kernel = kernel
-        #: The launcher, once its arguments are known: after the stream ``front``, the kernel's arguments, ``tail``.
-        self.run: Launcher | None = None
-        self.front: tuple[Any, ...] = ()
-        self.tail: tuple[Any, ...] = ()
+    #: The kernel until a launch of it was observed; None afterwards, or if it cannot be observed.
+    kernel: Any
+    #: The launcher, once its arguments are known: after the stream ``front``, the kernel's arguments, ``tail``.
+    run: Launcher | None = None
+    front: tuple[Any, ...] = ()
+    tail: tuple[Any, ...] = ()
 
 
 class KernelFailedError(Exception):

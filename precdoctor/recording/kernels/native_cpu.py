@@ -75,23 +75,19 @@ def library() -> ctypes.CDLL | None:
             return None
     except (OSError, AttributeError):
         return None
-    i32, pointer = ctypes.c_int32, ctypes.c_void_p
-    found.precdoctor_choose.restype = i32
-    found.precdoctor_choose.argtypes = [i32]
-    found.precdoctor_use_threads.restype = None
-    found.precdoctor_use_threads.argtypes = [pointer]
-    found.precdoctor_stat.restype = None
-    found.precdoctor_stat.argtypes = [pointer] * 5 + [i32]
-    found.precdoctor_sample.restype = ctypes.c_uint64
-    found.precdoctor_sample.argtypes = [pointer, ctypes.c_int64]
-    found.precdoctor_again.restype = i32
-    found.precdoctor_again.argtypes = [pointer] * 5 + [i32, ctypes.c_int64, ctypes.c_uint64, pointer, pointer]
-    found.precdoctor_look.restype = None
-    found.precdoctor_look.argtypes = [pointer, pointer, ctypes.c_int64, i32, pointer, i32, ctypes.c_int64]
-    found.precdoctor_update.restype = None
-    found.precdoctor_update.argtypes = [pointer] * 3 + [i32] + [pointer] * 4 + [i32]
-    found.precdoctor_adam.restype = None
-    found.precdoctor_adam.argtypes = [pointer] * 9 + [i32]
+    i32, i64, u64, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
+    types: tuple[tuple[Any, Any, list[Any]], ...] = (
+        (found.precdoctor_choose, i32, [i32]),
+        (found.precdoctor_use_threads, None, [pointer]),
+        (found.precdoctor_stat, None, [pointer] * 5 + [i32]),
+        (found.precdoctor_sample, u64, [pointer, i64]),
+        (found.precdoctor_again, i32, [pointer] * 5 + [i32, i64, u64, pointer, pointer]),
+        (found.precdoctor_look, None, [pointer, pointer, i64, i32, pointer, i32, i64]),
+        (found.precdoctor_update, None, [pointer] * 3 + [i32] + [pointer] * 4 + [i32]),
+        (found.precdoctor_adam, None, [pointer] * 9 + [i32]),
+    )
+    for function, result, arguments in types:
+        function.restype, function.argtypes = result, arguments
     found.precdoctor_use_threads(_address_of_parallel())
     choose_variant(os.environ.get(VARIANT_VARIABLE), found)
     return found

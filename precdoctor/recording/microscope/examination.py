@@ -81,11 +81,8 @@ def examine(scene: Scene, names: Names, look_at: str, *, values: bool) -> Examin
     owners = list({id(o): o for c in scene.calls for o in c.owners}.values())
     random, attributes = RandomState.now(), Attributes([*modules, *owners])
     try:
-        if look_at == "buffers":
-            done = _buffers(scene, names, values=values)
-        else:
-            look = _forward if look_at == "outputs" else _backward
-            done = look(scene, names, values=values)
+        look = {"outputs": _forward, "gradients": _backward, "buffers": _buffers}[look_at]
+        done = look(scene, names, values=values)
     except Exception as error:  # noqa: BLE001 - the user's own forward may refuse to run twice
         attach.let_through(error)
         done = Examination("failed", why=attach.sentence(error))

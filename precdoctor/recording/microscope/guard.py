@@ -16,10 +16,10 @@ from torch import Tensor
 
 from precdoctor.recording import kernels
 from precdoctor.recording.kernels.list_layout import Layout
-from precdoctor.recording.microscope import event_rows, examination, optimizer_replay
+from precdoctor.recording.microscope import event_rows, examination
 from precdoctor.recording.microscope.last_gradients import LastGradients
 from precdoctor.recording.microscope.live import LiveTrace
-from precdoctor.recording.microscope.optimizer_replay import replay_step, replay_until_closure
+from precdoctor.recording.microscope.optimizer_replay import SpoiltStep, bad_settings
 from precdoctor.recording.model import live_objects, static
 from precdoctor.recording.model.optimizer_contents import parameters_of
 from precdoctor.recording.ops.source_lines import innermost_user_line, line_columns
@@ -31,7 +31,7 @@ from precdoctor.recording.scene.step_snapshot import Scene
 from precdoctor.recording.slots.deferred import is_capturing, read
 from precdoctor.recording.slots.step_batch import looks_like_a_scale
 from precdoctor.recording.steps.persistent_state import BufferWatch, OptimizerStateWatch, Poisoned, state_tensors
-from precdoctor.recording.steps.sentinel import Look, amax, are_sharded, gradient_amax, gradient_sentinel, largest
+from precdoctor.recording.steps.sentinel import Look, amax, are_sharded, gradient_sentinel, gradients_of, largest
 from precdoctor.recording.steps.step_attempt import Streak
 
 #: Maximum number of incidents examined per process: a broken run repeats them.
@@ -248,21 +248,19 @@ class Guard:
     ) -> None:
         """Log an incident: the optimizer has made weights non-finite. Replay its step to find the op."""
         context = self._context
-        values = not context.options.redact_names
-        if not (bad := optimizer_replay.bad_parameters(optimizer)):
+        line = innermost_user_line(past_own=True)
+        step = SpoiltStep(optimizer, before, line, values=not context.options.redact_names)
+        if not (bad := step.bad_parameters()):
             return  # parameters of a kind that the replay cannot read
         self._examined += 1
-        number, settings = self._number(), optimizer_replay.bad_settings(optimizer, [p for p, _ in bad])
+        first, number, settings = bad[0], self._number(), bad_settings(optimizer, bad)
         data: dict[str, Any] = {"policy": self._policy, "bad_parameters": len(bad), "bad_settings": settings}
-        first, line = bad[0][0], innermost_user_line(past_own=True)
-        done = replay_until_closure(optimizer, given, before, line, values=values)
-        if done := done or replay_step(optimizer, first, before.get(id(first)), line, values=values):
+        if done := step.replay_until_closure(given) or step.replay(first):
             incident = event_rows.incident_event(done, number, {**data, "weight": self.full_name(first)})
             rows = event_rows.op_events(done, number)
             context.event("incident", **incident)
         else:
-            facts = optimizer_replay.parameter_events(optimizer, bad, before, self._named, values=values)
-            where = line_columns(line)
+            facts, where = step.parameter_events(bad, self._named), line_columns(line)
             rows = [{**row, **where, "id": f"{number}.{row['data']['index']}", "parent_id": number} for row in facts]
             data |= {"outcome": "origin", "phase": "optimizer", "origins": list(range(len(rows)))}
             context.event("incident", id=number, data=data)
@@ -273,13 +271,14 @@ class Guard:
 
     def _report_state(self, optimizer: torch.optim.Optimizer, poisoned: list[Poisoned]) -> None:
         context = self._context
-        rows = optimizer_replay.state_events(optimizer, poisoned, self._named, values=not context.options.redact_names)
+        step = SpoiltStep(optimizer, {}, None, values=not context.options.redact_names)
+        rows = step.state_events(poisoned, self._named)
         self._examined += 1
         number, spoilt = self._number(), [p.parameter for p in poisoned if p.parameter is not None]
         data: dict[str, Any] = {"policy": self._policy, "outcome": "origin", "phase": "optimizer"}
         data |= {
             "target": "optimizer-state",
-            "bad_settings": optimizer_replay.bad_settings(optimizer, spoilt),
+            "bad_settings": bad_settings(optimizer, spoilt),
             "origins": list(range(len(rows))),
             "poisoned": [event_rows.poisoned(p) for p in poisoned[:_MAX_POISONED]],
         }
@@ -318,7 +317,7 @@ class Guard:
                     self._last_gradients.leave(self._context.step, look.late)
                 return not finite
         # Either not read yet, or bad before clipping by value, which makes infinities finite.
-        self._gradient = largest(gradient_amax(parameters_of(optimizer)))
+        self._gradient = largest(amax(gradients_of(parameters_of(optimizer))))
         return not math.isfinite(self._gradient)
 
     def _loss_is_bad(self, *, scaled: bool) -> bool:

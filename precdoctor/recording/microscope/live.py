@@ -123,10 +123,7 @@ class LiveTrace:
     def _note_known(self, tracer: Tracer) -> None:
         """Note which tensors are weights and buffers."""
         names = self._context.names
-        for root in list(names.roots.values()):
-            module = root.module()
-            if module is None:
-                continue
+        for _, module in names.models():
             for kind, tensors in (
                 ("weight", static.parameters(module)),
                 ("buffer", static.buffers(module)),

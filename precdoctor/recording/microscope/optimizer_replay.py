@@ -13,6 +13,7 @@ import contextlib
 import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -61,126 +62,180 @@ class _ReachedError(Exception):
     """The step calls its closure, which would run the user's model: the replay ends."""
 
 
-def replay_step(
-    optimizer: torch.optim.Optimizer, parameter: Tensor, before: Tensor | None, line: Line | None, *, values: bool
-) -> Examination | None:
-    """Find the op that makes ``parameter`` non-finite; None if the step cannot be replayed, or the replay is finite.
-
-    Args:
-        optimizer: right after the step, with the gradients still there.
-        parameter: non-finite now.
-        before: a copy from before the step; None: use its current values, with non-finite ones set to 0.
-        line: where the user called ``step``, for ops that torch's own code runs.
-        values: whether facts may hold single values.
-    """
-    if parameter.grad is None or parameter.grad.layout is not torch.strided:
-        return None
-    given, known = [(parameter, parameter.grad)], {} if before is None else {id(parameter): before}
-    found = _replay(optimizer, given, known, line, _finite_part, values=values)
-    state = state_of(optimizer, parameter).values()
-    if found is None and any(issubclass(type(x), Tensor) and badness(x) & (POS_INF | NEG_INF) for x in state):
-        found = _replay(optimizer, given, known, line, _clipped, values=values)
-        if found is not None:
-            found.why = _STOOD_IN
-    return found
+#: Returns a parameter's root, module and name.
+Named = Callable[[Tensor], tuple[str, str, str]]
 
 
-def replay_until_closure(
-    optimizer: torch.optim.Optimizer,
-    given: Sequence[tuple[Tensor, Tensor]],
-    before: Mapping[int, Tensor],
-    line: Line | None,
-    *,
-    values: bool,
-) -> Examination | None:
-    """Find the op that makes a parameter non-finite before the step first calls its closure; None if there is none.
+@dataclass(frozen=True, eq=False)
+class SpoiltStep:
+    """An optimizer's step that has made something non-finite, right after it, with the gradients still there.
 
-    Args:
-        optimizer: right after the step.
-        given: parameters and their gradients as the step began.
+    Attributes:
         before: copies of parameters from before the step, by ``id``; others start with non-finite elements set to 0.
         line: where the user called ``step``, for ops that torch's own code runs.
         values: whether facts may hold single values.
     """
-    return _replay(optimizer, given, before, line, _finite_part, values=values, closure=True) if given else None
 
+    optimizer: torch.optim.Optimizer
+    before: Mapping[int, Tensor]
+    line: Line | None
+    values: bool
 
-def _replay(
-    optimizer: torch.optim.Optimizer,
-    given: Sequence[tuple[Tensor, Tensor]],
-    before: Mapping[int, Tensor],
-    line: Line | None,
-    as_before: Callable[[Tensor], Tensor],
-    *,
-    values: bool,
-    closure: bool = False,
-) -> Examination | None:
-    """Replay the step and find the op; ``as_before`` turns a state into what it may have been before the step."""
-    random = RandomState.now()
-    try:
-        with kernels.apart_from_user_modes():
-            again, clones, known = _copy_optimizer(optimizer, given, before, as_before)
-        tracer = _Sandbox(known, values=values)
-        tracer.allowed = frozenset(known)
-        tracer.fallback = line
-        step: Any = type(optimizer).step
-        with with_functions(), tracer, torch.no_grad(), contextlib.suppress(_ReachedError):
-            getattr(step, "__wrapped__", step)(again, *([_stop_at_closure] if closure else []))
-    except Exception as error:  # noqa: BLE001 - the user's optimizer may do anything; parameter_events reports instead
-        attach.let_through(error)
-        return None
-    finally:
-        random.restore()
-    clone, bad = next(((c, kinds) for c in clones if (kinds := badness(c.detach()))), (None, 0))
-    if clone is None:
-        return None
-    done = Replay(None, tracer)
-    done.bad_outputs.append(("weight", bad, tracer.source(clone)))
-    found = done.slice()
-    return None if found is None or not found.origins else Examination("origin", "optimizer", found=done, slice=found)
+    def replay(self, parameter: Tensor) -> Examination | None:
+        """Find the op that made ``parameter`` non-finite; None if the step cannot be replayed or the replay is finite.
+
+        If the replay is finite although state is infinite, it is repeated with the format's maximum in its place.
+        """
+        if parameter.grad is None or parameter.grad.layout is not torch.strided:
+            return None
+        given = [(parameter, parameter.grad)]
+        found = self._replay(given, _finite_part)
+        state = state_of(self.optimizer, parameter).values()
+        if found is None and any(issubclass(type(x), Tensor) and badness(x) & (POS_INF | NEG_INF) for x in state):
+            found = self._replay(given, _clipped)
+            if found is not None:
+                found.why = _STOOD_IN
+        return found
+
+    def replay_until_closure(self, given: Sequence[tuple[Tensor, Tensor]]) -> Examination | None:
+        """Find the op that made a parameter non-finite before the step first called its closure; else None.
+
+        Args:
+            given: parameters and their gradients as the step began.
+        """
+        return self._replay(given, _finite_part, closure=True) if given else None
+
+    def _replay(
+        self, given: Sequence[tuple[Tensor, Tensor]], as_before: Callable[[Tensor], Tensor], *, closure: bool = False
+    ) -> Examination | None:
+        """Replay the step and find the op; ``as_before`` turns a state into what it may have been before the step."""
+        random = RandomState.now()
+        try:
+            with kernels.apart_from_user_modes():
+                again, clones, known = self._copy(given, as_before)
+            tracer = _Sandbox(known, values=self.values)
+            tracer.allowed = frozenset(known)
+            tracer.fallback = self.line
+            step: Any = type(self.optimizer).step
+            with with_functions(), tracer, torch.no_grad(), contextlib.suppress(_ReachedError):
+                getattr(step, "__wrapped__", step)(again, *([_stop_at_closure] if closure else []))
+        except Exception as error:  # noqa: BLE001 - the user's optimizer may do anything; parameter_events reports instead
+            attach.let_through(error)
+            return None
+        finally:
+            random.restore()
+        clone, bad = next(((c, kinds) for c in clones if (kinds := badness(c.detach()))), (None, 0))
+        if clone is None:
+            return None
+        done = Replay(None, tracer)
+        done.bad_outputs.append(("weight", bad, tracer.source(clone)))
+        found = done.slice()
+        return (
+            None if found is None or not found.origins else Examination("origin", "optimizer", found=done, slice=found)
+        )
+
+    def _copy(
+        self, given: Sequence[tuple[Tensor, Tensor]], as_before: Callable[[Tensor], Tensor]
+    ) -> tuple[torch.optim.Optimizer, list[nn.Parameter], dict[int, External]]:
+        """Return a copy of the optimizer with copies of some parameters, these copies, and the memory to write to."""
+        optimizer = self.optimizer
+        memo: dict[int, Any] = {id(p): p for p in parameters_of(optimizer)}
+        kept = (x for p in parameters_of(optimizer) for x in state_of(optimizer, p).values())
+        memo |= {id(x): x for x in kept if issubclass(type(x), Tensor)}
+        known: dict[int, External] = {}
+        clones: dict[int, nn.Parameter] = {}
+        states: dict[Tensor, dict[str, Any]] = {}
+        for parameter, grad in given:
+            start = self.before.get(id(parameter), _finite_part(parameter.detach()))
+            clone = memo[id(parameter)] = clones[id(parameter)] = nn.Parameter(start.detach().clone())
+            clone.grad = grad.detach().clone()
+            state = {k: _copy_state(k, v, as_before) for k, v in state_of(optimizer, parameter).items()}
+            if state:
+                states[clone] = state
+            tensors = {"weight": clone, "grad": clone.grad, **dict(tensor_leaves.tensors(state))}
+            known |= {key: External("weight", n) for n, x in tensors.items() if (key := storage_key(x)) is not None}
+        there = static.own(optimizer)
+        plain = {k: v for k, v in there.items() if k not in {"step", "state", "param_groups", *_HOOKS}}
+        again: torch.optim.Optimizer = object.__new__(type(optimizer))
+        memo[id(optimizer)] = again
+        own = static.own(again)
+        own.update(object_copies.deep_copy(plain, memo))
+        own.update({name: OrderedDict() for name in _HOOKS if name in there})
+        own["param_groups"] = groups = []
+        for group in groups_of(optimizer):
+            mine = [clones[id(p)] for p in parameters_in(group) if id(p) in clones]
+            settings = {k: v for k, v in dict.items(group) if k != "params"}
+            if mine:
+                groups.append({**object_copies.deep_copy(settings, memo), "params": mine})
+        own["state"] = defaultdict(dict, states)
+        return again, list(clones.values()), known
+
+    # --- rows without a replay ---------------------------------------------------------------------------------------
+
+    def bad_parameters(self) -> list[Tensor]:
+        """Return the optimizer's parameters that hold a NaN or an infinity."""
+        found = ((p, tensor_leaves.plain(p)) for p in parameters_of(self.optimizer))
+        return [p for p, dense in found if dense is not None and badness(dense.detach())]
+
+    def parameter_events(self, bad: Sequence[Tensor], named: Named) -> list[dict[str, Any]]:
+        """Return an ``op`` row per bad parameter; ``argument`` is weight, grad or the name of a state tensor."""
+        rows = []
+        for index, parameter in enumerate(bad[:_MAX_PARAMETERS]):
+            state = {k: v for k, v in state_of(self.optimizer, parameter).items() if issubclass(type(v), Tensor)}
+            tensors = {"weight": self.before.get(id(parameter)), "grad": parameter.grad, **state}
+            rows.append(self._event(index, parameter, parameter, tensors, named))
+        return rows
+
+    def state_events(self, poisoned: Sequence[Poisoned], named: Named) -> list[dict[str, Any]]:
+        """Return an ``op`` row per state tensor that the step made non-finite; ``state`` is the tensor's name."""
+        rows = []
+        for index, found in enumerate(poisoned[:_MAX_PARAMETERS]):
+            parameter = found.parameter
+            if parameter is None:
+                continue
+            tensors = {"weight": parameter, "grad": parameter.grad, found.name: found.tensor}
+            rows.append(self._event(index, parameter, found.tensor, tensors, named, state=found.name))
+        return rows
+
+    def _event(
+        self,
+        index: int,
+        parameter: Tensor,
+        bad: Tensor,
+        tensors: Mapping[str, Tensor | None],
+        named: Named,
+        **more: str,
+    ) -> dict[str, Any]:
+        """Return the row of ``bad``, a parameter or a state tensor of it; ``tensors`` are the operands of the step."""
+        root, module, name = named(parameter)
+        groups = (g for g in groups_of(self.optimizer) if any(p is parameter for p in parameters_in(g)))
+        group: dict[str, Any] = next(groups, {})
+        after = describe(bad.detach())
+        operands = []
+        for argument, x in tensors.items():
+            plain = tensor_leaves.plain(x) if x is not None else None
+            if plain is None:
+                continue
+            operands.append({"argument": argument, **describe(plain.detach())})
+            if self.values and "first_bad" in after:
+                operands[-1]["value"] = value_at(plain.detach(), after["first_bad"], bad.shape)
+        data = {
+            "index": index,
+            "phase": "optimizer",
+            "suspect": True,
+            "bad_out": badness(bad.detach()),
+            "bad_in": [0 for _ in operands],
+            "parameter": name,
+            **more,
+            "operands": operands,
+            "results": [after],
+            "settings": {k: _plain(group[k]) for k in _SETTINGS if k in group},
+        }
+        return {"root": root, "module": module, "op": f"optim.{type(self.optimizer).__name__}.step", "data": data}
 
 
 def _stop_at_closure() -> Tensor:
     raise _ReachedError
-
-
-def _copy_optimizer(
-    optimizer: torch.optim.Optimizer,
-    given: Sequence[tuple[Tensor, Tensor]],
-    before: Mapping[int, Tensor],
-    as_before: Callable[[Tensor], Tensor],
-) -> tuple[torch.optim.Optimizer, list[nn.Parameter], dict[int, External]]:
-    """Return a copy of the optimizer with copies of some parameters, these copies, and the memory it may write to."""
-    memo: dict[int, Any] = {id(p): p for p in parameters_of(optimizer)}
-    kept = (x for p in parameters_of(optimizer) for x in state_of(optimizer, p).values())
-    memo |= {id(x): x for x in kept if issubclass(type(x), Tensor)}
-    known: dict[int, External] = {}
-    clones: dict[int, nn.Parameter] = {}
-    states: dict[Tensor, dict[str, Any]] = {}
-    for parameter, grad in given:
-        start = before.get(id(parameter), _finite_part(parameter.detach()))
-        clone = memo[id(parameter)] = clones[id(parameter)] = nn.Parameter(start.detach().clone())
-        clone.grad = grad.detach().clone()
-        state = {k: _copy_state(k, v, as_before) for k, v in state_of(optimizer, parameter).items()}
-        if state:
-            states[clone] = state
-        tensors = {"weight": clone, "grad": clone.grad, **dict(tensor_leaves.tensors(state))}
-        known |= {key: External("weight", n) for n, x in tensors.items() if (key := storage_key(x)) is not None}
-    there = static.own(optimizer)
-    plain = {k: v for k, v in there.items() if k not in {"step", "state", "param_groups", *_HOOKS}}
-    again: torch.optim.Optimizer = object.__new__(type(optimizer))
-    memo[id(optimizer)] = again
-    own = static.own(again)
-    own.update(object_copies.deep_copy(plain, memo))
-    own.update({name: OrderedDict() for name in _HOOKS if name in there})
-    own["param_groups"] = groups = []
-    for group in groups_of(optimizer):
-        mine = [clones[id(p)] for p in parameters_in(group) if id(p) in clones]
-        settings = {k: v for k, v in dict.items(group) if k != "params"}
-        if mine:
-            groups.append({**object_copies.deep_copy(settings, memo), "params": mine})
-    own["state"] = defaultdict(dict, states)
-    return again, list(clones.values()), known
 
 
 def _copy_state(name: str, value: Any, as_before: Callable[[Tensor], Tensor]) -> Any:
@@ -204,21 +259,6 @@ def _finite_part(x: Tensor) -> Tensor:
 def _clipped(x: Tensor) -> Tensor:
     """Return a float tensor with infinities set to the format's extremes, and NaN to 0: no value was larger before."""
     return torch.nan_to_num(x, 0.0) if x.is_floating_point() else x
-
-
-#: Returns a parameter's root, module and name.
-Named = Callable[[Tensor], tuple[str, str, str]]
-
-
-def bad_parameters(optimizer: torch.optim.Optimizer) -> list[tuple[Tensor, dict[str, Any]]]:
-    """Return the optimizer's parameters that hold a NaN or an infinity, with their groups."""
-    found = []
-    for group in groups_of(optimizer):
-        for parameter in parameters_in(group):
-            dense = tensor_leaves.plain(parameter)
-            if dense is not None and badness(dense.detach()):
-                found.append((parameter, group))
-    return found
 
 
 def bad_settings(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> list[dict[str, Any]]:
@@ -249,89 +289,6 @@ def _number(value: Any) -> float:
         return known
     dense = tensor_leaves.plain(value) if issubclass(type(value), Tensor) and value.numel() == 1 else None
     return float(dense.detach()) if dense is not None and dense.is_floating_point() else 0.0
-
-
-def parameter_events(
-    optimizer: torch.optim.Optimizer,
-    bad: list[tuple[Tensor, dict[str, Any]]],
-    before: Mapping[int, Tensor],
-    named: Named,
-    *,
-    values: bool,
-) -> list[dict[str, Any]]:
-    """Return an ``op`` row per bad parameter; ``argument`` is weight, grad or the name of a state tensor.
-
-    Args:
-        before: copies of weights from before the step, by ``id``, as far as there are any.
-        values: whether to include single values at the first bad element.
-    """
-    rows = []
-    for index, (parameter, group) in enumerate(bad[:_MAX_PARAMETERS]):
-        state = {k: v for k, v in state_of(optimizer, parameter).items() if issubclass(type(v), Tensor)}
-        tensors = {"weight": before.get(id(parameter)), "grad": parameter.grad, **state}
-        rows.append(_event(optimizer, index, parameter, group, parameter, tensors, named, values=values))
-    return rows
-
-
-def state_events(
-    optimizer: torch.optim.Optimizer, poisoned: Sequence[Poisoned], named: Named, *, values: bool
-) -> list[dict[str, Any]]:
-    """Return an ``op`` row per state tensor that a step made non-finite; ``state`` is the tensor's name.
-
-    Args:
-        poisoned: state tensors, right after the step.
-        values: whether to include single values at the first bad element.
-    """
-    groups = {id(p): group for group in groups_of(optimizer) for p in parameters_in(group)}
-    rows = []
-    for index, found in enumerate(poisoned[:_MAX_PARAMETERS]):
-        parameter = found.parameter
-        if parameter is None:
-            continue
-        group = groups.get(id(parameter), {})
-        tensors = {"weight": parameter, "grad": parameter.grad, found.name: found.tensor}
-        rows.append(
-            _event(optimizer, index, parameter, group, found.tensor, tensors, named, values=values, state=found.name)
-        )
-    return rows
-
-
-def _event(
-    optimizer: torch.optim.Optimizer,
-    index: int,
-    parameter: Tensor,
-    group: dict[str, Any],
-    bad: Tensor,
-    tensors: Mapping[str, Tensor | None],
-    named: Named,
-    *,
-    values: bool,
-    **more: str,
-) -> dict[str, Any]:
-    """Return the row of ``bad``, a parameter or a state tensor of it; ``tensors`` are the operands of the step."""
-    root, module, name = named(parameter)
-    after = describe(bad.detach())
-    operands = []
-    for argument, x in tensors.items():
-        plain = tensor_leaves.plain(x) if x is not None else None
-        if plain is None:
-            continue
-        operands.append({"argument": argument, **describe(plain.detach())})
-        if values and "first_bad" in after:
-            operands[-1]["value"] = value_at(plain.detach(), after["first_bad"], bad.shape)
-    data = {
-        "index": index,
-        "phase": "optimizer",
-        "suspect": True,
-        "bad_out": badness(bad.detach()),
-        "bad_in": [0 for _ in operands],
-        "parameter": name,
-        **more,
-        "operands": operands,
-        "results": [after],
-        "settings": {k: _plain(group[k]) for k in _SETTINGS if k in group},
-    }
-    return {"root": root, "module": module, "op": f"optim.{type(optimizer).__name__}.step", "data": data}
 
 
 def _plain(value: Any) -> Any:

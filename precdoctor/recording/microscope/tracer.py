@@ -15,13 +15,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from precdoctor.recording.model import tensor_leaves
 from precdoctor.recording.ops.dispatched_ops import (
     OVERWRITING,
     UNINITIALISED,
     Retiring,
     is_out_variant,
-    left_to_others,
     op_name,
     sequence_number,
     storage_key,
@@ -93,7 +91,7 @@ class Tracer(Retiring):
     def __init__(
         self, known: Mapping[int, External], wanted: frozenset[int] = frozenset(), *, values: bool = True
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call] # as torch has it
+        super().__init__()
         self.records: list[OpRecord] = []
         #: FQN of the modules whose forward is running, outermost first.
         self.modules: list[str] = []
@@ -116,10 +114,8 @@ class Tracer(Retiring):
         self._writers: dict[int, tuple[int, ...]] = {}
         self._made_by_sequence: dict[int, int | None] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if any(tensor_leaves.computes_itself(t) for t in types):
-            return left_to_others(func, types, args, kwargs)
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an op and record it."""
         if self.over:
             return func(*args, **kwargs)
         if self.window is not None and len(self.records) >= self.window:

@@ -12,6 +12,7 @@ import itertools
 import types
 from collections import OrderedDict, UserDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -26,6 +27,7 @@ _CLOSED = (nn.Module, type, types.FunctionType, types.ModuleType, types.CodeType
 _RECORDS = ("__dataclass_fields__", "__attrs_attrs__")
 
 
+@dataclass(slots=True, eq=False)
 class Opened:
     """A container whose elements have been read.
 
@@ -34,12 +36,9 @@ class Opened:
         is_object: whether the keys are attributes.
     """
 
-    __slots__ = ("_value", "is_object", "items")
-
-    def __init__(self, value: Any, items: dict[Any, Any], *, is_object: bool = False) -> None:
-        self._value = value
-        self.items = items
-        self.is_object = is_object
+    _value: Any
+    items: dict[Any, Any]
+    is_object: bool = False
 
     def remade(self, changed: Mapping[Any, Any]) -> Any:
         """Return the same container with some elements replaced; the container itself if it cannot be rebuilt."""

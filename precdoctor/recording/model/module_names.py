@@ -104,6 +104,10 @@ class Names:
         self._searches = 0
         self.version = 0
 
+    def models(self) -> list[tuple[Root, nn.Module]]:
+        """Return the roots whose modules are alive, with these."""
+        return [(root, module) for root in self.roots.values() if (module := root.module()) is not None]
+
     def find(self, module: nn.Module) -> Place | None:
         """Return the place of a known module; None if it is unknown."""
         found = self._places.get(id(module))

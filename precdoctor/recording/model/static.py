@@ -8,6 +8,7 @@ cannot be read in this way is not recorded.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from collections import OrderedDict, UserDict
@@ -78,10 +79,10 @@ def of_class(x: Any, name: str, default: Any = None) -> Any:
     return default
 
 
-def defines(kind: type, name: str, *, below: type = object) -> bool:
-    """Return whether a class, or a base of it before ``below``, defines this name."""
+def defines(kind: type, name: str) -> bool:
+    """Return whether a class, or a base of it other than ``object``, defines this name."""
     for each in mro(kind):
-        if each is below:
+        if each is object:
             return False
         if name in members(each):
             return True
@@ -258,16 +259,6 @@ def is_training(module: nn.Module) -> bool:
     return dict.get(module_dict(module), "training") is not False
 
 
-def named_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Iterate like ``module.named_parameters()``."""
-    return _named(module, "_parameters")
-
-
-def named_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Iterate like ``module.named_buffers()``."""
-    return _named(module, "_buffers")
-
-
 def parameter(module: nn.Module, name: tuple[str, ...]) -> Tensor | None:
     """Return ``module.get_parameter(".".join(name))``; None if there is none, or a container is not Python's."""
     found: Any = module
@@ -278,16 +269,6 @@ def parameter(module: nn.Module, name: tuple[str, ...]) -> Tensor | None:
             return None
     own: Any = dict.get(module_dict(found), "_parameters")
     return dict.get(own, name[-1]) if type(own) in _DICTIONARIES else None
-
-
-def parameters(module: nn.Module) -> Iterator[Tensor]:
-    """Iterate like ``module.parameters()``."""
-    return _tensors(module, "_parameters")
-
-
-def buffers(module: nn.Module) -> Iterator[Tensor]:
-    """Iterate like ``module.buffers()``."""
-    return _tensors(module, "_buffers")
 
 
 def _named(module: nn.Module, kind: str) -> Iterator[tuple[str, Tensor]]:
@@ -319,3 +300,10 @@ def _tensors(module: nn.Module, kind: str) -> Iterator[Tensor]:
                 yield x
         if children:
             waiting += [m for m in reversed(children.values()) if issubclass(type(m), nn.Module)]
+
+
+#: Iterate like the methods of a module with these names.
+named_parameters = functools.partial(_named, kind="_parameters")
+named_buffers = functools.partial(_named, kind="_buffers")
+parameters = functools.partial(_tensors, kind="_parameters")
+buffers = functools.partial(_tensors, kind="_buffers")

@@ -34,19 +34,18 @@ _MAX_NEST, _MAX_MAPPED = 8, 4096
 _ATOMS = frozenset((type(None), str, bytes, int, float, bool, torch.dtype, torch.device, torch.Size, slice))
 
 
-def tensors(value: Any, prefix: str = "", *, objects: bool = False) -> Iterator[tuple[str, Tensor]]:
+def tensors(value: Any, *, objects: bool = False) -> Iterator[tuple[str, Tensor]]:
     """Iterate over tensors in nested tuples, lists, mappings and dataclasses, with dotted names (``hidden_states.3``).
 
-    A lone tensor is named ``prefix``. At most three levels deep and 64 tensors: caches and graphs are not outputs. No
+    A lone tensor has the name "". At most three levels deep and 64 tensors: caches and graphs are not outputs. No
     code of the user's runs. An attribute in which a class stores its elements is no level and has no name.
 
     Args:
         value: arguments or results.
-        prefix: of all names.
         objects: open objects of any class with attributes as well: the arguments of a top-level module.
     """
     walk = _Walk(_MAX_DEPTH, _MAX_CONTAINERS, objects=objects)
-    return itertools.islice(walk.within(value, prefix, 0, ()), _MAX_LEAVES)
+    return itertools.islice(walk.within(value, "", 0, ()), _MAX_LEAVES)
 
 
 def floating(value: Any, *, objects: bool = False) -> Iterator[tuple[str, Tensor]]:

@@ -66,8 +66,6 @@ class BackwardHooks:
         self._kept_gradients = kept_gradients
         self._gradients = Gradients()
         self._judge = guard.after_backward
-        self._begin = guarded(recorder)(self._before_backward)
-        self._end = guarded(recorder)(self._after_backward)
         self._module_hooks = module_hooks
         self._logits, self._early = logits, early
         #: By id of the parameter: its hook. Between samples these hooks are removed.
@@ -77,7 +75,8 @@ class BackwardHooks:
     def install(self) -> None:
         """Patch ``torch.autograd.backward``. Call once per process. Signature and ``__wrapped__`` are kept."""
         original = torch.autograd.backward
-        recorder, begin, end, loss_code = self._recorder, self._begin, self._end, self._loss_code
+        recorder, loss_code = self._recorder, self._loss_code
+        begin, end = guarded(recorder)(self._before_backward), guarded(recorder)(self._after_backward)
         casts_begin = guarded(recorder)(self._casts.backward_begins)
         casts_end = guarded(recorder)(self._casts.backward_ended)
         hooks = self._module_hooks

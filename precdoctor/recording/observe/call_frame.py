@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -32,38 +33,25 @@ class CallMode:
         self.name = "eval" if evaluating else phase
 
 
+@dataclass(slots=True, eq=False)
 class Frame:
     """One module call in progress."""
 
-    __slots__ = (
-        "call",
-        "call_made",
-        "first_node",
-        "kept",
-        "mode",
-        "module",
-        "outermost",
-        "place",
-        "recorded",
-        "reopens",
-    )
-
-    def __init__(self, module: nn.Module, place: Place | None, mode: CallMode) -> None:
-        self.module = module
-        self.place = place
-        self.mode = mode
-        self.call = 0
-        self.recorded = False
-        #: Sequence number of the first autograd node that the call can make.
-        self.first_node = 0
-        #: Of a top-level call in training: what a replay of the call needs.
-        self.kept: RootCall | None = None
-        #: The call began in the middle of loss code (a teacher, without gradients): that code continues after it.
-        self.reopens = False
-        #: All calls around this one are wrappers (DistributedDataParallel and the like).
-        self.outermost = False
-        #: The call as float8 casts record it; None until a cast was met.
-        self.call_made: Call | None = None
+    module: nn.Module
+    place: Place | None
+    mode: CallMode
+    call: int = 0
+    recorded: bool = False
+    #: Sequence number of the first autograd node that the call can make.
+    first_node: int = 0
+    #: Of a top-level call in training: what a replay of the call needs.
+    kept: RootCall | None = None
+    #: The call began in the middle of loss code (a teacher, without gradients): that code continues after it.
+    reopens: bool = False
+    #: All calls around this one are wrappers (DistributedDataParallel and the like).
+    outermost: bool = False
+    #: The call as float8 casts record it; None until a cast was met.
+    call_made: Call | None = None
 
 
 #: Classes of modules that stand for another module, which has a name.

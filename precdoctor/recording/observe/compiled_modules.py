@@ -109,12 +109,8 @@ class Probes:
             return
         if isinstance(result, Tensor):
             _place_probe(module, result, number, "")
-        elif isinstance(result, (tuple, list)):
-            for position, x in enumerate(result):
-                if isinstance(x, Tensor):
-                    _place_probe(module, x, number, str(position))
-        elif isinstance(result, dict):
-            for name, x in result.items():
+        elif isinstance(result, (tuple, list, dict)):
+            for name, x in result.items() if isinstance(result, dict) else enumerate(result):
                 if isinstance(x, Tensor):
                     _place_probe(module, x, number, str(name))
 

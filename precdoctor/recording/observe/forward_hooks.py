@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from precdoctor.recording.deepscan.window import StepWindow
-from precdoctor.recording.fp8.cast_scope import node_number
 from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.kernels.outside_user_modes import modes_open, only_estimates
 from precdoctor.recording.model import static, tensor_leaves
@@ -36,6 +35,7 @@ from precdoctor.recording.observe.call_frame import (
 from precdoctor.recording.observe.frozen_and_buffers import FrozenAndBuffers, RecordedTensors
 from precdoctor.recording.observe.logits import Logits
 from precdoctor.recording.observe.module_hooks import ModuleHooks, keyword_arguments
+from precdoctor.recording.ops.dispatched_ops import sequence_number
 from precdoctor.recording.ops.source_lines import calls_in_progress
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
@@ -68,8 +68,6 @@ class ForwardHooks:
         self._recorder, self._optimizerless, self._scene = recorder, optimizerless, scene
         self._loss_code, self._casts, self._logits, self._caches = loss_code, casts, logits, logits.caches
         self._window, self._probes = window, probes
-        self._enter = guarded(recorder)(self._call_begins)
-        self._leave = guarded(recorder)(self._call_ended)
         self._gradient_hook = guarded(recorder)(self._record_gradient)
         self._guarded_note_autocast = guarded(recorder)(self._note_autocast)
         self._seen = RecordedTensors(recorder)
@@ -93,7 +91,7 @@ class ForwardHooks:
     # Closures, and the test for compilation comes first: Dynamo traces into global hooks, and must find nothing there.
 
     def _pre_hook(self) -> Callable[[nn.Module, Any], None]:
-        recorder, enter, let_go = self._recorder, self._enter, self._let_go
+        recorder, enter, let_go = self._recorder, guarded(self._recorder)(self._call_begins), self._let_go
         casts, hooks = self._casts, self.module_hooks
 
         def precdoctor_forward_pre(module: nn.Module, args: Any) -> None:
@@ -121,7 +119,7 @@ class ForwardHooks:
         return precdoctor_forward_pre
 
     def _post_hook(self) -> Callable[[nn.Module, Any, Any], None]:
-        recorder, leave, casts = self._recorder, self._leave, self._casts
+        recorder, leave, casts = self._recorder, guarded(self._recorder)(self._call_ended), self._casts
         probes = self._probes
 
         def precdoctor_forward(module: nn.Module, _args: Any, result: Any) -> None:
@@ -183,7 +181,7 @@ class ForwardHooks:
         frame.outermost = inside is None or (inside.outermost and inside.place is not None and inside.place.is_wrapper)
         stack.append(frame)
         if recorder.live and mode is not _NOT_RECORDED and recorder.wants(place):
-            frame.recorded, frame.first_node = True, node_number()
+            frame.recorded, frame.first_node = True, sequence_number()
         if place.is_wrapper:  # among wrappers, only a compiled model has rows that the wrapped module lacks
             frame.recorded = frame.recorded and type(module).__name__ == "OptimizedModule"
         elif frame.recorded:

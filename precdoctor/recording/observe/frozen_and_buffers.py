@@ -72,8 +72,9 @@ class FrozenAndBuffers:
     def __init__(self, recorder: Recorder, casts: Casts) -> None:
         self._recorder = recorder
         self._casts = casts
-        self._weights: dict[int, tuple[weakref.ref[Tensor], int]] = {}
-        self._stamps: dict[int, tuple[weakref.ref[Tensor], object]] = {}
+        #: The version or stamp of each tensor at its last row.
+        self._weights: static.ByIdentity[Tensor, int] = static.ByIdentity()
+        self._stamps: static.ByIdentity[Tensor, object] = static.ByIdentity()
         recorder.when_forked.append(self._forget)
 
     def _forget(self) -> None:
@@ -96,10 +97,9 @@ class FrozenAndBuffers:
         for parameter in static.parameters(module):
             if (parameter.requires_grad or parameter.is_inference()) and not recorder.claim.forwards_are_steps:
                 continue
-            known, version = self._weights.get(id(parameter)), tensor_leaves.version(parameter)
-            if known is not None and known[0]() is parameter and known[1] == version:
+            if self._weights.get(parameter) == (version := tensor_leaves.version(parameter)):
                 continue
-            self._weights[id(parameter)] = (weakref.ref(parameter), version)
+            self._weights.put(parameter, version)
             found = recorder.names.parameter(parameter)
             if found is not None and tensor_leaves.counts(parameter) and recorder.wants(found[0]):
                 site = recorder.site(found[0], "weight", found[1], parameter)
@@ -114,10 +114,9 @@ class FrozenAndBuffers:
                 continue
             if buffer.dtype in FLOAT8:
                 self._casts.holds(owner)
-            known, now = self._stamps.get(id(buffer)), tensor_leaves.buffer_stamp(owner, name, buffer)
-            if known is not None and known[0]() is buffer and known[1] == now:
+            if self._stamps.get(buffer) == (stamp := tensor_leaves.buffer_stamp(owner, name, buffer)):
                 continue
-            self._stamps[id(buffer)] = (weakref.ref(buffer), now)
+            self._stamps.put(buffer, stamp)
             found = recorder.names.search_parameter(buffer)
             if found is not None and recorder.wants(found[0]):
                 recorder.measure(recorder.site(found[0], "buffer", found[1], buffer), buffer, together=together)

@@ -20,8 +20,15 @@ from precdoctor.recording.fp8.fp8_mode import CastMode
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
 from precdoctor.recording.observe.kv_caches import KvCaches
-from precdoctor.recording.observe.module_hooks import something_is_compiled
-from precdoctor.recording.ops.dispatched_ops import Retiring, is_own_run, left_to_others, put_on, retire, take_off
+from precdoctor.recording.ops.dispatched_ops import (
+    Retiring,
+    is_own_run,
+    left_to_others,
+    put_on,
+    retire,
+    something_is_compiled,
+    take_off,
+)
 from precdoctor.recording.recorder import MAX_CALLS, Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.slots.deferred import deferred, is_capturing
@@ -33,21 +40,6 @@ if TYPE_CHECKING:
     from precdoctor.recording.observe.call_frame import Frame
     from precdoctor.recording.slots.slot_table import Entry
 
-_SOFTMAX: Final = ("_softmax", "_log_softmax", "_safe_softmax", "softmax", "log_softmax")
-_ATTENTION: Final = (
-    "scaled_dot_product_attention",
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_flash_attention_for_cpu",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
-    "_scaled_dot_product_fused_attention_overrideable",
-)
-#: Ops that pass values on under another address, and ops that reveal the purpose of a softmax.
-_PASSES: Final = ("_to_copy", "clone", "native_dropout", "dropout", "mul")
-_CHOOSES: Final = ("topk", "max")
-_PRODUCTS: Final = ("bmm", "baddbmm", "matmul")
-_SUMS: Final = ("sum",)
-_LOSSES: Final = ("nll_loss_forward", "nll_loss2d_forward", "nll_loss", "nll_loss_nd")
 #: Most rows per step. After _PATIENCE sampled calls without logits, the mode opens on every _NOW_AND_THEN-th call only.
 _MAX_ROWS, _PATIENCE, _NOW_AND_THEN = 512, 4, 16
 #: Attributes in which modules keep their number of heads.
@@ -63,7 +55,7 @@ class LogitMode(Retiring):
     ignores_ours = True
 
     def __init__(self, look: Callable[..., None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call] # as torch has it
+        super().__init__()
         self._look = look
 
     @classmethod
@@ -91,15 +83,23 @@ class LogitMode(Retiring):
 #: The group of an op, its name and those of its arguments, and the op itself, which keeps its id unique.
 _OpKind = tuple[str | None, tuple[str, ...], Any]
 _op_kinds: dict[int, _OpKind] = {}
-_GROUPS: Final = (
-    ("softmax", _SOFTMAX),
-    ("attention", _ATTENTION),
-    ("passes", _PASSES),
-    ("chooses", _CHOOSES),
-    ("product", _PRODUCTS),
-    ("sums", _SUMS),
-    ("loss", _LOSSES),
-)
+_GROUPS: Final = {
+    "softmax": ("_softmax", "_log_softmax", "_safe_softmax", "softmax", "log_softmax"),
+    "attention": (
+        "scaled_dot_product_attention",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_fused_attention_overrideable",
+    ),
+    # Ops that pass values on under another address, and ops that reveal the purpose of a softmax.
+    "passes": ("_to_copy", "clone", "native_dropout", "dropout", "mul"),
+    "chooses": ("topk", "max"),
+    "product": ("bmm", "baddbmm", "matmul"),
+    "sums": ("sum",),
+    "loss": ("nll_loss_forward", "nll_loss2d_forward", "nll_loss", "nll_loss_nd"),
+}
 
 
 def _classify(func: Any) -> _OpKind:
@@ -108,7 +108,7 @@ def _classify(func: Any) -> _OpKind:
     names: tuple[str, ...] = ()
     if schema is not None and schema.name.startswith("aten::"):
         name = schema.name.removeprefix("aten::")
-        what = next((group for group, ops in _GROUPS if name in ops), None)
+        what = next((group for group, ops in _GROUPS.items() if name in ops), None)
         if what == "passes" and schema.is_mutable:
             what = None
         names = (name, *(a.name for a in schema.arguments))

@@ -24,6 +24,7 @@ from typing import Any
 from torch import nn
 
 from precdoctor.recording.model import static
+from precdoctor.recording.ops.dispatched_ops import something_is_compiled
 from precdoctor.recording.process import attach
 from precdoctor.recording.recorder.step_context import StepContext
 
@@ -150,15 +151,6 @@ class ModuleHooks:
             return False
         self.stay = something_is_compiled()
         return not self.stay
-
-
-def something_is_compiled() -> bool:
-    """Return whether ``torch.compile`` was used in this process; optimizers load its package without using it."""
-    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
-    backends: Any = getattr(frames, "cached_backends", None)
-    if not backends:
-        return False
-    return any(map(callable, backends.values()))
 
 
 def _is_supported() -> bool:

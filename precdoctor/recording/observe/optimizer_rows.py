@@ -151,10 +151,8 @@ class OptimizerRows:
                 return
             if shared_out:
                 self._replicated(together)
-            for root in recorder.names.roots.values():
-                module = root.module()
-                if module is not None:
-                    self._frozen_and_buffers.record(module, together)
+            for _, module in recorder.names.models():
+                self._frozen_and_buffers.record(module, together)
 
     def _replicated(self, together: BatchedLaunch) -> None:
         """Record weights whose master copies other ranks may hold, because ranks are compared by them."""

@@ -6,6 +6,7 @@ autograd restores at the end of a backward pass.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -81,7 +82,24 @@ def op_name(func: Any) -> str:
     return str(func.overloadpacket.__name__)
 
 
-class Retiring(TorchDispatchMode):
+class OpByOp(TorchDispatchMode):
+    """A mode that hands each op to :meth:`run`, unless the operands' own class runs it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # as torch has it
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(map(tensor_leaves.computes_itself, types)):
+            return left_to_others(func, types, args, kwargs)
+        return self.run(func, args, kwargs)
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run one op and return its result."""
+        raise NotImplementedError
+
+
+class Retiring(OpByOp):
     """A mode that may be over while it is still on a stack; then it must only run the op.
 
     Attributes:
@@ -115,6 +133,15 @@ def left_to_others(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
 
 #: The modes on any thread's stack, by ``id``.
 open_modes: dict[int, TorchDispatchMode] = {}
+
+
+def something_is_compiled() -> bool:
+    """Return whether ``torch.compile`` was used in this process; optimizers load its package without using it."""
+    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
+    backends: Any = getattr(frames, "cached_backends", None)
+    if not backends:
+        return False
+    return any(map(callable, backends.values()))  # None: functions that are never compiled
 
 
 def in_backward() -> bool:

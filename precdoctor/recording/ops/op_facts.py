@@ -15,11 +15,7 @@ from precdoctor.recording.process import attach
 #: Maximum number of operand elements for an op to be run again.
 MAX_ELEMENTS = 1 << 26
 _NARROW = frozenset((torch.float32, torch.float16, torch.bfloat16))
-_FP8 = frozenset(
-    getattr(torch, name)
-    for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
-    if hasattr(torch, name)
-)
+_FP8 = frozenset((torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz))
 #: Ops whose integer operands are described: dividing by a count of 0 makes a NaN of finite numbers.
 _DIVIDES = frozenset(("div", "true_divide", "floor_divide", "remainder", "fmod"))
 _MAX_OPERANDS = 8

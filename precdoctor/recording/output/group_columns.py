@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from precdoctor.numerics.group_prediction import GROUPINGS, LIMIT
+from precdoctor.recording.slots.logit_sample import Sharpness
 from precdoctor.recording.slots.slot_table import Entry
 from precdoctor.runlog import arrays
 
@@ -37,28 +38,25 @@ def group_columns(entries: Sequence[Entry]) -> dict[str, Any]:
     return columns
 
 
-def sharpness_columns(entries: Sequence[Entry], logits: Sequence[int]) -> dict[str, Any]:
+def sharpness_columns(rows: int, logits: Sequence[tuple[int, Sharpness]]) -> dict[str, Any]:
     """Return the role of each softmax, its entropy, and the largest logit and the relative entropy of each head.
 
     Args:
-        entries: of all rows of a step.
-        logits: indices of the rows of logits; if empty, there are no columns.
+        rows: number of rows of a step.
+        logits: index and facts of each row of logits; if empty, there are no columns.
     """
     if not logits:
         return {}
-    rows = len(entries)
     roles: list[str | None] = [None] * rows
     entropy, known = np.full(rows, math.nan), np.zeros(rows, np.bool_)
     sizes, numbers = np.zeros(rows, np.int64), {}
-    for row in logits:
-        sharpness = entries[row].sharpness
-        assert sharpness is not None, "that is what makes it one of these rows"
+    for row, sharpness in logits:
         values = sharpness.numbers()
         roles[row], entropy[row], numbers[row] = sharpness.role or None, values[0], values[1:]
         known[row], sizes[row] = True, sharpness.heads
     some = sizes > 0
-    largest = [v for row in logits for v in numbers[row][: sizes[row]]]
-    relative = [v for row in logits for v in numbers[row][sizes[row] :]]
+    largest = [v for row, _ in logits for v in numbers[row][: sizes[row]]]
+    relative = [v for row, _ in logits for v in numbers[row][sizes[row] :]]
     return {
         "role": arrays.strings(roles),
         "entropy": arrays.numbers(entropy, known),

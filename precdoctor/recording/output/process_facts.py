@@ -31,6 +31,7 @@ from precdoctor.runlog.files import SCHEMA_VERSION
 _MAX_UNUSED = 64
 #: Maximum number of products of float8 tensors in the report; a model has a few kinds per layer.
 _MAX_PRODUCTS = 4096
+_SCALER_SETTINGS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
 
 
 class Facts:
@@ -74,10 +75,7 @@ class Facts:
             self._scalers[id(scaler)] = {
                 "class": type(scaler).__name__,
                 "enabled": bool(static.plain(static.attribute(scaler, "_enabled"))),
-                "init_scale": static.plain(static.attribute(scaler, "_init_scale")),
-                "growth_factor": static.plain(static.attribute(scaler, "_growth_factor")),
-                "backoff_factor": static.plain(static.attribute(scaler, "_backoff_factor")),
-                "growth_interval": static.plain(static.attribute(scaler, "_growth_interval")),
+                **{name: static.plain(static.attribute(scaler, f"_{name}")) for name in _SCALER_SETTINGS},
             }
 
     def autocast(self, device: str, dtype: str) -> None:

@@ -121,7 +121,6 @@ def step_row(batch: StepBatch, tensors: StepTensors, rank: int, scale: float | N
         "sampled": facts.sampled,
         "recorder_ns": max(0, facts.recorder_ns + facts.scan_ns),  # an interrupt may keep one half of an account
         "wait_ns": facts.wait_ns,
-        "device_ns": None,
         "step_ns": facts.step_ns,
     }
 

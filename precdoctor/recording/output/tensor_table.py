@@ -132,8 +132,8 @@ class StepTensors:
         self._kinds = np.ascontiguousarray(self._codes[:, _KIND])
         self._non_finite: Bools = (self._head[:, [at.NAN, at.POS_INF, at.NEG_INF]] != 0).any(axis=1)
         self._micro_starts = batch.facts.micro_starts
-        self._cast_rows = [row for row, entry in enumerate(entries) if entry.operand is not None]
-        self._logit_rows = [row for row, entry in enumerate(entries) if entry.sharpness is not None]
+        self._operands = [(row, e.operand) for row, e in enumerate(entries) if e.operand is not None]
+        self._sharpness = [(row, e.sharpness) for row, e in enumerate(entries) if e.sharpness is not None]
 
     # --- values for the steps row and the events ---------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class StepTensors:
         extents = np.fromiter(itertools.chain.from_iterable(e.shape for e in self._entries), np.int64, int(sizes.sum()))
         columns["shape"] = arrays.lists(sizes, arrays.numbers(extents))
         columns |= self._firsts_bad() | self._extremes_and_histogram() | self._updates() | self._blocks()
-        columns |= self._casts() | self._scales(scale) | sharpness_columns(self._entries, self._logit_rows)
+        columns |= self._casts() | self._scales(scale) | sharpness_columns(self.rows, self._sharpness)
         return columns | group_columns(self._entries)
 
     def _scales(self, loss_scale: float | None) -> dict[str, Any]:
@@ -229,22 +229,19 @@ class StepTensors:
         known: Bools = np.zeros(self.rows, np.bool_)
         if loss_scale is not None:
             known = self.of_kinds(*_SCALED_KINDS) | np.fromiter((e.scaled for e in self._entries), np.bool_, self.rows)
-        for row in self._cast_rows:
-            operand = self._entries[row].operand
-            value = operand.scale() if operand is not None else None
+        for row, operand in self._operands:
+            value = operand.scale()
             known[row], scales[row] = value is not None, math.nan if value is None else value
         return {"scale": arrays.numbers(scales, known)} if known.any() else {}
 
     def _casts(self) -> dict[str, Any]:
         """Return the format that each tensor was cast to or is stored in, and the elements that casts clip or flush."""
         names: list[str | None] = [e.format for e in self._entries]
-        if not self._cast_rows:
+        if not self._operands:
             return {"format": arrays.strings(names)} if any(names) else {}
         counts, known = np.zeros((2, self.rows), np.int64), np.zeros((2, self.rows), np.bool_)
         bins = self._ints(at.HIST + 1, at.HIST + 1 + at.HIST_BINS)
-        for row in self._cast_rows:
-            operand = self._entries[row].operand
-            assert operand is not None, "that is what makes it one of these rows"
+        for row, operand in self._operands:
             names[row] = operand.fmt.dtype
             counts[:, row] = self._head[row, at.SATURATED], bins[row, : flush_bins(operand.fmt)].sum()
             known[:, row] = not operand.hides_clipping(self._floats[row, at.AMAX]), True

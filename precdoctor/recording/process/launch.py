@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import functools
 import json
 import os
 import platform
@@ -131,7 +132,15 @@ def launch(
     supervisor = Supervisor(online, directory) if online is not None else None
     with _held(directory):
         try:
-            status = _run_child(command, environment, supervisor.start if supervisor is not None else None, aside=aside)
+            spawn = functools.partial(
+                os.posix_spawnp,
+                command[0],
+                list(command),
+                environment,
+                file_actions=_ASIDE if aside else (),
+                setsigdef=_DEFAULT_IN_CHILD,
+            )
+            status = _run_child(spawn, supervisor.start if supervisor is not None else lambda: None)
         except OSError as error:
             _remove_unused(directory)
             raise UsageError(f"cannot start {command[0]!r}: {error.strerror or error}") from error
@@ -183,44 +192,28 @@ def run_facts(command: Sequence[str], options: RecordOptions, now: dt.datetime) 
 # --- the child -------------------------------------------------------------------------------------------------------
 
 
-def _run_child(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    started: Callable[[], None] | None = None,
-    *,
-    aside: bool = False,
-) -> int:
+def _run_child(spawn: Callable[..., int], started: Callable[[], None]) -> int:
     """Start the command, wait for it and pass signals on. Return its exit status as a shell reports it.
 
     The watched signals are blocked here and fetched one by one, which shows who sent each. The child gets the original
     signal mask and all inherited files; ``subprocess`` would close all but three of them.
 
     Args:
-        command: program and arguments.
-        environment: of the child.
+        spawn: starts the command and returns the child's process number; takes further arguments of ``posix_spawnp``.
         started: called once the child runs, with the watched signals blocked.
-        aside: send the child's stdout to stderr.
 
     Raises:
         OSError: the command cannot be started.
     """
     if not hasattr(signal, "sigwaitinfo"):
-        return _run_child_with_handlers(command, environment, started, aside=aside)
+        return _run_child_with_handlers(spawn, started)
     watched = {*_WATCHED, signal.SIGCHLD}
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # our parent may have set SIG_IGN: then no status is kept
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     probe = bystander(_WATCHED)
     try:
-        child = os.posix_spawnp(
-            command[0],
-            list(command),
-            environment,
-            file_actions=_ASIDE if aside else (),
-            setsigmask=previous,
-            setsigdef=_DEFAULT_IN_CHILD,
-        )
-        if started is not None:
-            started()
+        child = spawn(setsigmask=previous)
+        started()
         while (status := _exit_status(child)) is None:
             info = signal.sigwaitinfo(watched)
             if info.si_signo != signal.SIGCHLD and _for_us_alone(info, probe):
@@ -259,13 +252,7 @@ def _send(child: int, number: int) -> None:
         os.kill(child, number)
 
 
-def _run_child_with_handlers(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    started: Callable[[], None] | None = None,
-    *,
-    aside: bool = False,
-) -> int:
+def _run_child_with_handlers(spawn: Callable[..., int], started: Callable[[], None]) -> int:
     """Like :func:`_run_child`, without ``sigwaitinfo`` (macOS): interrupts are left to the terminal."""
     children: list[int] = []
 
@@ -282,13 +269,9 @@ def _run_child_with_handlers(
             handler = leave_to_the_terminal if number in _FROM_TERMINAL else forward
             previous[number] = signal.signal(number, handler)
     try:
-        actions = _ASIDE if aside else ()
-        child = os.posix_spawnp(
-            command[0], list(command), environment, file_actions=actions, setsigdef=_DEFAULT_IN_CHILD
-        )
+        child = spawn()
         children.append(child)
-        if started is not None:
-            started()
+        started()
         _, status = os.waitpid(child, 0)
         children.clear()
     finally:

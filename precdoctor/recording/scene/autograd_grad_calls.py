@@ -34,13 +34,12 @@ class TakenGradients:
         self._context = context
         self._scene = scene
         self._loss_code = loss_code
-        self._begin = guarded(context)(self._begin_call)
-        self._end = guarded(context)(self._end_call)
 
     def install(self) -> None:
         """Patch once per process; signature and ``__wrapped__`` are kept."""
         original = torch.autograd.grad
-        context, begin, end = self._context, self._begin, self._end
+        context = self._context
+        begin, end = guarded(context)(self._begin_call), guarded(context)(self._end_call)
         parameters = tuple(inspect.signature(original).parameters)
 
         @functools.wraps(original)

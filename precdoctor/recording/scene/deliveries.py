@@ -80,8 +80,6 @@ class Deliveries:
         self._context = context
         #: Per iterator the indices it drew, by the number of the batch.
         self._drawn: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
-        self._draw = guarded(context)(self._note_indices)
-        self._deliver = guarded(context)(self._note_batch)
         #: The latest batches, oldest first.
         self.latest: deque[Delivery] = deque(maxlen=_BATCHES)
         context.when_forked.append(self.clear)
@@ -102,7 +100,8 @@ class Deliveries:
         except AttributeError:
             self._context.warnings.append("this torch does not show which samples a data loader draws")
             return
-        context, draw, deliver = self._context, self._draw, self._deliver
+        context = self._context
+        draw, deliver = guarded(context)(self._note_indices), guarded(context)(self._note_batch)
 
         @functools.wraps(draws)
         def _next_index(self: Any) -> Any:

@@ -72,18 +72,17 @@ class Shadow:
             return
         with self._context.off_the_clock():
             if closure:
-                self._log_refusal("the optimizer is given a closure: gradients come into being inside its step")
+                why: str | None = "the optimizer is given a closure: gradients come into being inside its step"
             elif not finite:
-                self._log_refusal("its loss or gradients are not finite: precdoctor diagnose says why")
+                why = "its loss or gradients are not finite: precdoctor diagnose says why"
             elif not self._scene.calls:
-                self._log_refusal(self._scene.refused or "no module was called in it with gradients on")
-            elif (why := self._scene.why_not_now()) is not None:
-                self._log_refusal(why)
+                why = self._scene.refused or "no module was called in it with gradients on"
             else:
+                why = self._scene.why_not_now()
+            if why is None:
                 self._compare(self._scene.calls)
-
-    def _log_refusal(self, why: str) -> None:
-        self._log(None, {"outcome": "refused", "why": why})
+            else:
+                self._log(None, {"outcome": "refused", "why": why})
 
     def _compare(self, calls: list[RootCall]) -> None:
         """Compare the root calls of the first micro-step."""

@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from precdoctor.recording.model import static, tensor_leaves
-from precdoctor.recording.ops.dispatched_ops import DRAWS, left_to_others, op_name, tensors_in, written_by
+from precdoctor.recording.ops.dispatched_ops import DRAWS, OpByOp, op_name, tensors_in, written_by
 from precdoctor.recording.scene.state_restore import Autocast
 from precdoctor.recording.shadowing.replay_walks import wider
 
@@ -31,24 +30,19 @@ class RefusedError(Exception):
     """The replay would leave traces, or not be the same computation."""
 
 
-class _Mode(TorchDispatchMode):
+class _Mode(OpByOp):
     """Base class of modes that run ops in a replay; refuses ops that draw from a generator of their own."""
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call] # as torch has it
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if any(tensor_leaves.computes_itself(t) for t in types):
-            return left_to_others(func, types, args, kwargs)
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Refuse an op, decompose it, or compute it."""
         if kwargs.get("generator") is not None:
             raise RefusedError("its forward pass draws from a random number generator of its own")
         if torch.Tag.nondeterministic_seeded in func.tags and func._can_decompose():
             with self:  # dropout that torch has not decomposed: decompose it, so that its mask is seen and reused
                 return func.decompose(*args, **kwargs)
-        return self.run(func, args, kwargs)
+        return self.compute(func, args, kwargs)
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one op."""
         raise NotImplementedError
 
@@ -66,7 +60,7 @@ class Watching(_Mode):
         self.dtypes: set[torch.dtype] = set()
         self.draws: list[tuple[str, tuple[Tensor, ...]]] = []
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
         if not func.is_view:
             self.dtypes.update(x.dtype for x in tensors_in(result) if x.is_floating_point())
@@ -88,7 +82,7 @@ class Widened(_Mode):
         self._draws = iter(draws)
         self.same_draws = True
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kept = set(map(id, written_by(func, args, kwargs)))
         widen = not func.is_view
         args = tuple(self._widened(a, kept, widen=widen) for a in args)

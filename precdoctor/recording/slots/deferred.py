@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 
@@ -56,23 +56,13 @@ def defer(value: Any, *, by_drain: bool = False) -> Deferred:
     if tensor_leaves.is_wrapped(value) or value.is_meta or tensor_leaves.is_transformed(value):
         return None
     with apart_from_user_modes():
-        return _deferred(value, by_drain=by_drain)
-
-
-def _deferred(value: torch.Tensor, *, by_drain: bool) -> Deferred:
-    """:func:`defer` of a plain tensor, inside ``apart_from_user_modes``."""
-    if value.is_cpu:
-        return float(value.detach())
-    numbers = deferred(value.detach().reshape(1), by_drain=by_drain)
+        if value.is_cpu:
+            return float(value.detach())
+        numbers = deferred(value.detach().reshape(1), by_drain=by_drain)
     return lambda: float(numbers()[0])
 
 
-class _Event(Protocol):
-    def query(self) -> bool: ...
-    def synchronize(self) -> None: ...
-
-
-def arrival(event: _Event, host: torch.Tensor) -> Callable[[], float]:
+def arrival(event: torch.cuda.Event, host: torch.Tensor) -> Callable[[], float]:
     """Return a function that reads a scalar on the host once its copy has arrived, and adds its wait to ``waits``."""
 
     def arrived() -> float:

@@ -5,7 +5,8 @@ For their meaning, and what is predicted from them, see :mod:`precdoctor.numeric
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import torch
@@ -67,12 +68,12 @@ def group_sums(kind: str, x: Tensor) -> GroupSums | None:
         dims = shared[name]
         whole = None
         if 2 in dims:
-            whole = _largest([_amax(_finite(part), dims) for _, part in chunks])
+            whole = functools.reduce(torch.maximum, (_finite(part).amax(dims, keepdim=True) for _, part in chunks))
         for _, part in chunks:
             magnitudes = _finite(part)
             if name == "group128":
                 magnitudes = _in_rows(magnitudes)
-            amax = _amax(magnitudes, dims) if whole is None else whole
+            amax = magnitudes.amax(dims, keepdim=True) if whole is None else whole
             _add(magnitudes, amax, out)
             if whole is None:
                 _leave_out_largest(amax, out)
@@ -97,14 +98,6 @@ def _finite(x: Tensor) -> Tensor:
     """Return magnitudes in FP32 or FP64, with 0 for NaN and Inf."""
     x = x.abs()
     return torch.nan_to_num(x if x.dtype is torch.float64 else x.float(), nan=0.0, posinf=0.0)
-
-
-def _amax(magnitudes: Tensor, dims: tuple[int, ...]) -> Tensor:
-    return magnitudes.amax(dims, keepdim=True)
-
-
-def _largest(found: Sequence[Tensor]) -> Tensor:
-    return found[0] if len(found) == 1 else torch.stack(list(found)).amax(0)
 
 
 def _in_rows(magnitudes: Tensor) -> Tensor:

@@ -21,9 +21,8 @@ from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.slots.deferred import defer, read
 from precdoctor.recording.steps.missing_zero_grad import KeptGradients
 
-#: Called with scaler and optimizer if the script skips the step after ``unscale_``.
-LeftOutHook = Callable[[torch.amp.GradScaler, torch.optim.Optimizer], None]
-BeginHook = Callable[[torch.amp.GradScaler, torch.optim.Optimizer], None]
+#: Called with scaler and optimizer as a step begins, or if the script skips the step after ``unscale_``.
+AttemptHook = Callable[[torch.amp.GradScaler, torch.optim.Optimizer], None]
 StepHook = Callable[[torch.optim.Optimizer], None]
 #: Returns the optimizer with this id, the key of a scaler's per-optimizer state; None if it was never met.
 Known = Callable[[int], "torch.optim.Optimizer | None"]
@@ -36,9 +35,9 @@ class Scalers:
         self,
         recorder: Recorder,
         kept: KeptGradients,
-        begin: BeginHook,
+        begin: AttemptHook,
         end: StepHook,
-        left_out: LeftOutHook,
+        left_out: AttemptHook,
         optimizer_of: Known,
     ) -> None:
         self._recorder = recorder
@@ -61,9 +60,8 @@ class Scalers:
     def install(self) -> None:
         """Patch ``GradScaler``; every CPU and CUDA scaler of torch derives from it."""
         kind = torch.amp.GradScaler
-        wraps = {"scale": self._scaling, "unscale_": self._unscaling, "step": self._stepping, "update": self._updating}
-        for name, wrap in wraps.items():
-            setattr(kind, name, wrap(getattr(kind, name)))
+        kind.step = self._stepping(kind.step)  # type: ignore[method-assign]
+        self._patch(kind)
 
     def still_scaled(self, parameters: Iterable[Tensor]) -> bool | None:
         """Return whether one of these parameters' gradients still carries a loss scale; None if no scaler is in use."""
@@ -90,22 +88,52 @@ class Scalers:
             if self._recorder.facts is not None:
                 self._recorder.facts.scaler(scaler)
 
-    def _scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap ``scale``: remember the losses that it is given."""
+    # --- patches -----------------------------------------------------------------------------------------------------
 
-        @guarded(self._recorder)
-        def note(scaler: torch.amp.GradScaler, losses: Any) -> None:
-            if self._recorder.state == "armed" and _is_enabled(scaler):
-                self._meet(scaler)
-                self.in_use.put(scaler, True)
-                self._kept.losses.given(losses)
+    def _patch(self, kind: type[torch.amp.GradScaler]) -> None:
+        """Have calls noted of those methods that a class defines itself."""
+        notes: dict[str, Callable[..., None]] = {
+            "scale": self._note_losses, "unscale_": self._note_unscaled, "update": self._note_update,
+        }  # fmt: skip
+        for name in notes.keys() & vars(kind).keys():
+            setattr(kind, name, self._noting(getattr(kind, name), notes[name], after=name == "unscale_"))
+
+    def _noting(self, original: Callable[..., Any], note: Callable[..., None], *, after: bool) -> Callable[..., Any]:
+        """Wrap a method: call ``note`` with the same arguments, before it or once it has returned."""
+        guarded_note = guarded(self._recorder)(note)
 
         @functools.wraps(original)
-        def scale(scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
-            note(scaler, args[0] if args else kwargs.get("outputs"))
-            return original(scaler, *args, **kwargs)
+        def method(scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
+            if not after:
+                guarded_note(scaler, *args, **kwargs)
+            result = original(scaler, *args, **kwargs)
+            if after:
+                guarded_note(scaler, *args, **kwargs)
+            return result
 
-        return scale
+        return method
+
+    def _note_losses(self, scaler: torch.amp.GradScaler, outputs: Any = None, *_: Any, **__: Any) -> None:
+        """Remember the losses that ``scale`` is given."""
+        if self._recorder.state == "armed" and _is_enabled(scaler):
+            self._meet(scaler)
+            self.in_use.put(scaler, True)
+            self._kept.losses.given(outputs)
+
+    def _note_unscaled(
+        self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, *_: Any, **__: Any
+    ) -> None:
+        """Remember the optimizer whose gradients ``unscale_``, which raises if called twice, has unscaled."""
+        if self._recorder.state == "armed" and _is_enabled(scaler):
+            self.unscaled[id(optimizer)] = (weakref.ref(scaler), weakref.ref(optimizer))
+            self._updated.discard(id(optimizer))
+            self._kept.unscaled(optimizer)
+
+    def _note_update(self, scaler: torch.amp.GradScaler, *_: Any, **__: Any) -> None:
+        """End the attempts that the script left out; before ``update``, which merges the found Infs and clears them."""
+        if self.unscaled and self._recorder.state == "armed" and not self._recorder.capture.runs:
+            self._end_left_out(scaler)
+        self.in_use.drop(scaler)
 
     def _stepping(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``step``: it is an attempt."""
@@ -122,40 +150,6 @@ class Scalers:
                 end(scaler, optimizer)
 
         return step
-
-    def _unscaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap ``unscale_``: remember the optimizer."""
-
-        @guarded(self._recorder)
-        def note(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
-            if self._recorder.state == "armed" and _is_enabled(scaler):
-                self.unscaled[id(optimizer)] = (weakref.ref(scaler), weakref.ref(optimizer))
-                self._updated.discard(id(optimizer))
-                self._kept.unscaled(optimizer)
-
-        @functools.wraps(original)
-        def unscale_(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-            result = original(scaler, optimizer, *args, **kwargs)  # raises if called twice
-            note(scaler, optimizer)
-            return result
-
-        return unscale_
-
-    def _updating(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap ``update``: end the attempts that the script left out."""
-
-        @guarded(self._recorder)
-        def note(scaler: torch.amp.GradScaler) -> None:
-            if self.unscaled and self._recorder.state == "armed" and not self._recorder.capture.runs:
-                self._end_left_out(scaler)
-            self.in_use.drop(scaler)
-
-        @functools.wraps(original)
-        def update(scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
-            note(scaler)  # before it: update merges the found Infs in place and clears them
-            return original(scaler, *args, **kwargs)
-
-        return update
 
     def _step_begins(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
         recorder = self._recorder
@@ -266,10 +260,7 @@ class Scalers:
         module = sys.modules.get("torch.distributed.fsdp.sharded_grad_scaler")
         if module is not None and not self._sharded_patched:
             self._sharded_patched = True
-            kind = module.ShardedGradScaler
-            wraps = {"scale": self._scaling, "unscale_": self._unscaling, "update": self._updating}
-            for name in wraps.keys() & vars(kind).keys():
-                setattr(kind, name, wraps[name](getattr(kind, name)))
+            self._patch(module.ShardedGradScaler)
 
 
 def _first_parameter(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:

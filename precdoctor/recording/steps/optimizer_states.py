@@ -122,8 +122,8 @@ class Masters:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._weights: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
-        self._searched: dict[int, tuple[weakref.ref[torch.optim.Optimizer], int, int]] = {}
+        self._weights: static.ByIdentity[Tensor, weakref.ref[Tensor]] = static.ByIdentity()
+        self._searched: static.ByIdentity[torch.optim.Optimizer, tuple[int, int]] = static.ByIdentity()
         recorder.when_forked.append(self._forget)
 
     def _forget(self) -> None:
@@ -132,8 +132,8 @@ class Masters:
 
     def weight_of(self, parameter: Tensor) -> Tensor | None:
         """Return the model's weight that a parameter is the master copy of; None if it is none."""
-        known = self._weights.get(id(parameter))
-        return known[1]() if known is not None and known[0]() is parameter else None
+        known = self._weights.get(parameter)
+        return known() if known is not None else None
 
     def look_at(self, optimizer: torch.optim.Optimizer, is_known: Callable[[Tensor], bool]) -> None:
         """Find the master copies among an optimizer's parameters; again only if their number or the models change.
@@ -146,11 +146,10 @@ class Masters:
             is_known: returns whether the weight that a parameter is a copy of is known already.
         """
         parameters = parameters_of(optimizer)
-        known = self._searched.get(id(optimizer))
         now = len(parameters), len(self._recorder.names.roots)
-        if known is not None and known[0]() is optimizer and known[1:] == now:
+        if self._searched.get(optimizer) == now:
             return
-        self._searched[id(optimizer)] = (weakref.ref(optimizer), *now)
+        self._searched.put(optimizer, now)
         wide = (p for p in parameters if p.dtype is torch.float32 and self._recorder.names.parameter(p) is None)
         copies = [p for p in wide if not is_known(p)]
         if self._recorder.options.on_nonfinite == "observe":
@@ -163,15 +162,13 @@ class Masters:
             found = next((w for w in free if _is_rounded(copy, w)), None)
             if found is not None:
                 free = [w for w in free if w is not found]
-                self._weights[id(copy)] = (weakref.ref(copy), weakref.ref(found))
+                self._weights.put(copy, weakref.ref(found))
 
     def _half_weights(self) -> Iterator[Tensor]:
         """Iterate over the named 16-bit weights of all models."""
         names = self._recorder.names
-        for root in names.roots.values():
-            module = root.module()
-            if module is not None:
-                yield from (p for p in static.parameters(module) if p.dtype in _HALF and names.parameter(p) is not None)
+        for _, module in names.models():
+            yield from (p for p in static.parameters(module) if p.dtype in _HALF and names.parameter(p) is not None)
 
 
 def masters_in_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Iterator[Tensor]:

@@ -139,9 +139,8 @@ class OptimizerlessSteps:
     def _known(self) -> Iterator[tuple[Tensor, Place, str]]:
         """Iterate over the trained, named parameters with place and name."""
         names = self._recorder.names
-        for root in names.roots.values():
-            module = root.module()
-            for parameter in static.parameters(module) if module is not None and root.trained else ():
+        for root, module in names.models():
+            for parameter in static.parameters(module) if root.trained else ():
                 found = names.parameter(parameter)
                 if found is not None and parameter.requires_grad and self._recorder.wants(found[0]):
                     yield parameter, *found

@@ -119,20 +119,12 @@ def makes_states() -> bool:
     return False
 
 
-def _chain(outer: Any) -> Iterator[Any]:
-    """Iterate over the optimizer and the first optimizer that it chains."""
-    yield outer
-    yield from static.elements(static.attribute(outer, "chained_optimizers"))[:1]
-
-
 def _inner(outer: Any) -> Iterator[torch.optim.Optimizer]:
     """Iterate over the optimizers of torch's inside."""
     waiting = [outer]
     for _ in range(_MAX_DEPTH):
-        chained = [static.elements(static.attribute(each, "chained_optimizers")) for each in waiting]
-        waiting = [static.attribute(each, "optimizer") for each in waiting] + [
-            each for some in chained for each in some
-        ]
+        chained = [each for one in waiting for each in static.elements(static.attribute(one, "chained_optimizers"))]
+        waiting = [static.attribute(each, "optimizer") for each in waiting] + chained
         yield from (each for each in waiting if issubclass(type(each), torch.optim.Optimizer))
 
 
@@ -140,7 +132,7 @@ def _loss_scale(outer: Any) -> Deferred:
     """Return the current loss scale; None if there is none."""
     if static.attribute(outer, "custom_loss_scaler") is True:
         return static.number(static.attribute(outer, "external_loss_scale"))
-    for each in _chain(outer):
+    for each in (outer, *static.elements(static.attribute(outer, "chained_optimizers"))[:1]):
         for holder in ("loss_scale_config", "loss_scaler", "grad_scaler"):
             owner = static.attribute(each, holder)
             for name in ("cur_scale", "_scale"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,7 +181,9 @@ class OptimizerStateWatch:
         """Return the magnitude whose square leaves the range of the state; cached, as walking the state is slow."""
         known = self._range_roots.get(id(optimizer))
         if known is None or not 0 <= step - known[0] < _STATE_EVERY:
-            known = self._range_roots[id(optimizer)] = step, _root_of_range(state_tensors(optimizer))
+            kinds = {x.dtype for _, _, x in state_tensors(optimizer)}
+            narrowest = min((torch.finfo(kind).max for kind in kinds), default=math.inf)
+            known = self._range_roots[id(optimizer)] = step, math.sqrt(narrowest)
         return known[1]
 
     def look(self, optimizer: torch.optim.Optimizer) -> list[Poisoned]:
@@ -212,9 +214,3 @@ def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, st
             held: Any = x if type(x) is Tensor or not quantised_tensors.is_quantised(x) else quantised_tensors.scales(x)
             if issubclass(type(held), Tensor) and tensor_leaves.counts(held) and name != "step":
                 yield parameter, name, held
-
-
-def _root_of_range(tensors: Iterable[tuple[Tensor, str, Tensor]]) -> float:
-    """Return the smallest magnitude whose square leaves the range of the narrowest dtype of these tensors."""
-    kinds = {x.dtype for _, _, x in tensors}
-    return min((math.sqrt(torch.finfo(kind).max) for kind in kinds), default=math.inf)

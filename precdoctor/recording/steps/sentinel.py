@@ -59,11 +59,6 @@ def largest(amax: Deferred) -> float:
     return 0.0 if (value := read(amax)) is None else value
 
 
-def gradient_amax(parameters: Iterable[Tensor]) -> Deferred:
-    """Return the amax of the parameters' gradients; it is finite if and only if all gradients are."""
-    return amax(gradients_of(parameters))
-
-
 def amax(tensors: Iterable[Tensor], known: Layout | None = None) -> Deferred:
     """Return the amax of some tensors; it is finite if and only if all elements are. None without tensors.
 

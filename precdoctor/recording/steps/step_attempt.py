@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -26,42 +26,45 @@ class GradientsAside:
         self._held = []
 
 
+@dataclass(eq=False)
 class Attempt:
     """One optimizer-step attempt, while it is open."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, name: str, *, by_scaler: bool) -> None:
-        self.optimizer = optimizer
-        self.name = name
-        self.by_scaler = by_scaler
-        #: Whether it began in a backward pass: then it ends with the pass, and includes every step in it.
-        self.in_backward = False
-        #: Whether several optimizers make it in turn, or one optimizer once per group: in a backward pass, or inside a
-        #: step of DeepSpeed or Megatron.
-        self.is_shared = False
-        #: Whether the optimizer's state is recorded in this step; None until it is decided.
-        self.takes_state: bool | None = None
-        #: Whether the optimizer's own step ran.
-        self.reached = False
-        #: Whether the step was given a closure, which makes the gradients inside the step.
-        self.closure = False
-        #: How often the closure was called; whether weights changed before one of its calls; the sum of their version
-        #: counters at the last call; the micro-step up to which gradients have been judged.
-        self.evaluations, self.has_moved, self.weight_versions, self.judged_passes = 0, False, 0, 0
-        #: Whether the guard skips this step, and the gradients that it has taken from the parameters.
-        self.skipped = False
-        self.aside: GradientsAside | None = None
-        #: Copies of weights from before the step, by id of the parameter.
-        self.before: dict[int, Tensor] = {}
-        #: Gradients by reference, by id of the parameter: an optimizer may clear them within its step.
-        self.gradients: dict[int, Tensor | None] = {}
-        #: Gradients at the beginning of a step with a closure, and their version counters.
-        self.given: list[tuple[Tensor, Tensor, int]] = []
-        #: Other optimizers that stepped inside this optimizer's step.
-        self.driven: list[torch.optim.Optimizer] = []
-        #: Number of steps of its base class that are running inside its own.
-        self.inner_steps = 0
-        #: Whether its closure is the first to call the model: until then weights have no names.
-        self.is_unnamed = False
+    optimizer: torch.optim.Optimizer
+    name: str
+    by_scaler: bool
+    #: Whether it began in a backward pass: then it ends with the pass, and includes every step in it.
+    in_backward: bool = False
+    #: Whether several optimizers make it in turn, or one optimizer once per group: in a backward pass, or inside a
+    #: step of DeepSpeed or Megatron.
+    is_shared: bool = False
+    #: Whether the optimizer's state is recorded in this step; None until it is decided.
+    takes_state: bool | None = None
+    #: Whether the optimizer's own step ran.
+    reached: bool = False
+    #: Whether the step was given a closure, which makes the gradients inside the step.
+    closure: bool = False
+    #: How often the closure was called; whether weights changed before one of its calls; the sum of their version
+    #: counters at the last call; the micro-step up to which gradients have been judged.
+    evaluations: int = 0
+    has_moved: bool = False
+    weight_versions: int = 0
+    judged_passes: int = 0
+    #: Whether the guard skips this step, and the gradients that it has taken from the parameters.
+    skipped: bool = False
+    aside: GradientsAside | None = None
+    #: Copies of weights from before the step, by id of the parameter.
+    before: dict[int, Tensor] = field(default_factory=dict)
+    #: Gradients by reference, by id of the parameter: an optimizer may clear them within its step.
+    gradients: dict[int, Tensor | None] = field(default_factory=dict)
+    #: Gradients at the beginning of a step with a closure, and their version counters.
+    given: list[tuple[Tensor, Tensor, int]] = field(default_factory=list)
+    #: Other optimizers that stepped inside this optimizer's step.
+    driven: list[torch.optim.Optimizer] = field(default_factory=list)
+    #: Number of steps of its base class that are running inside its own.
+    inner_steps: int = 0
+    #: Whether its closure is the first to call the model: until then weights have no names.
+    is_unnamed: bool = False
 
 
 #: Skips in a row, at which the guard checks whether the scale is to blame: halving it did not help.

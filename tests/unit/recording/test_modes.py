@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from precdoctor.recording.microscope.live import LiveTrace
+from precdoctor.recording.model.module_names import Names
 from precdoctor.recording.ops.dispatched_ops import Retiring, in_backward, put_on, retire, retired, sweep, take_off
 
 
@@ -77,7 +78,7 @@ def test_one_that_another_thread_closes_stays_alive_until_its_own_takes_it_off()
 
 
 def traced() -> LiveTrace:
-    options, names = SimpleNamespace(redact_names=False, inference=False), SimpleNamespace(roots={})
+    options, names = SimpleNamespace(redact_names=False, inference=False), Names()
     recorder: Any = SimpleNamespace(step=0, micro_step=0, options=options, names=names, when_forked=[])
     return LiveTrace(recorder, (0, 9), lambda: None)
 

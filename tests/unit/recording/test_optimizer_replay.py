@@ -9,7 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from precdoctor.recording.microscope.optimizer_replay import bad_settings, replay_step, replay_until_closure
+from precdoctor.recording.microscope.optimizer_replay import SpoiltStep, bad_settings
+
+
+def replayed(optimizer, parameter, before):
+    return SpoiltStep(optimizer, {id(parameter): before}, None, values=True).replay(parameter)
 
 
 def stepped(kind, gradient, **how):
@@ -38,7 +42,7 @@ def test_the_operation_is_found_and_nothing_is_touched(kind, gradient, how, op):
         {k: v.clone() for k, v in optimizer.state[parameter].items() if v is not None},
     )
     random = torch.get_rng_state()
-    found = replay_step(optimizer, parameter, before, None, values=True)
+    found = replayed(optimizer, parameter, before)
     assert found is not None and found.origin is not None
     assert found.origin.op == op
     assert torch.equal(parameter.nan_to_num(7.0), bits.nan_to_num(7.0))
@@ -66,7 +70,7 @@ def test_state_in_containers_is_copied_too():
     optimizer, parameter, before = stepped(Whitened, [1.0, -1e-12, 0.0], lr=0.1)
     state = optimizer.state[parameter]
     bits = [x.clone() for x in (*state["sums"], state["roots"]["left"], parameter.detach())]
-    found = replay_step(optimizer, parameter, before, None, values=True)
+    found = replayed(optimizer, parameter, before)
 
     assert found is not None and found.origin is not None
     assert found.origin.op == "aten.pow.Tensor_Scalar"
@@ -84,13 +88,13 @@ def test_an_optimizer_that_writes_elsewhere_is_left_alone():
 
     optimizer, parameter, before = stepped(Leaky, [1e30] * 3, lr=1e30)
     assert torch.equal(elsewhere, torch.ones(3))
-    assert replay_step(optimizer, parameter, before, None, values=True) is None
+    assert replayed(optimizer, parameter, before) is None
     assert torch.equal(elsewhere, torch.ones(3))
 
 
 def test_a_step_that_comes_out_finite_says_nothing():
     optimizer, parameter, before = stepped(torch.optim.SGD, [1.0] * 3, lr=0.1)
-    assert replay_step(optimizer, parameter, before, None, values=True) is None
+    assert replayed(optimizer, parameter, before) is None
 
 
 @pytest.mark.parametrize(
@@ -121,7 +125,7 @@ def test_the_operation_a_rate_of_nan_went_into(kind):
     optimizer, parameter, before = stepped(kind, [1.0] * 3)
     optimizer.param_groups[0]["lr"] = math.nan
     optimizer.step()
-    found = replay_step(optimizer, parameter, before, None, values=True)
+    found = replayed(optimizer, parameter, before)
 
     assert found is not None and found.origin is not None
     assert any(math.isnan(v) for v in found.origin.facts["settings"].values() if isinstance(v, float))
@@ -135,7 +139,7 @@ def test_momentum_that_overflows_by_and_by_is_led_to_the_operation():
         before = parameter.detach().clone()
         parameter.grad = torch.tensor([1.0, 1.1e4, 1.0]).half()
         optimizer.step()
-    found = replay_step(optimizer, parameter, before, None, values=True)
+    found = replayed(optimizer, parameter, before)
 
     assert found is not None and found.origin is not None
     assert found.origin.op == "aten.add_.Tensor"
@@ -172,7 +176,7 @@ def test_a_step_with_a_closure_is_run_up_to_that(gradient, found):
     optimizer = Climber(parameters, lr=0.1)
     optimizer.step(closure)
     bits = [p.detach().nan_to_num(7.0) for p in parameters]
-    done = replay_until_closure(optimizer, given, {}, None, values=True)
+    done = SpoiltStep(optimizer, {}, None, values=True).replay_until_closure(given)
 
     assert len(calls) == 1
     assert (done is not None) is found

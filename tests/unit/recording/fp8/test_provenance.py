@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from precdoctor.recording.fp8.provenance import History, Notes, bound, scaled
+from precdoctor.recording.fp8.provenance import History, bound, scaled
+from precdoctor.recording.ops.storage_notes import Notes
 
 X, ROW, COLUMN, ONE = torch.ones(4, 3), torch.ones(4, 1), torch.ones(3), torch.tensor(2.0)
 
