@@ -90,6 +90,23 @@ def adam_groups(view: RunView) -> list[Mapping[str, Any]]:
     return [g for o in view.optimizers if text(o.get("class")) in ADAM for g in o.get("groups") or ()]
 
 
+def groups_of_parameters(view: RunView) -> dict[Parameter, tuple[str, Mapping[str, Any]]]:
+    """Return the class of the optimizer that holds each parameter, and its parameter group.
+
+    Parameters that no optimizer holds are left out, and all of logs from before this was recorded.
+    """
+    found: dict[Parameter, tuple[str, Mapping[str, Any]]] = {}
+    for process in view.processes:
+        optimizers = view.facts(process).get("optimizers") or ()
+        for root in view.facts(process).get("roots") or ():
+            for p in root.get("parameters") or ():
+                number, group = p.get("group") or (-1, -1)
+                if 0 <= number < len(optimizers) and 0 <= group < len(groups := optimizers[number].get("groups") or ()):
+                    place = text(root.get("name")), text(p.get("module")), text(p.get("name"))
+                    found.setdefault(place, (text(optimizers[number].get("class")), groups[group]))
+    return found
+
+
 def beta2_of(group: Mapping[str, Any]) -> float | None:
     """Return beta2, the decay of the second moment; None if it is not recorded."""
     betas = group.get("betas")

@@ -342,11 +342,6 @@ def _is_transient(group: Group, done: Sequence[Scan]) -> bool:
     return len(group.steps) == 1 and any(s.process == fact.process and s.step > fact.step for s in done)
 
 
-def certainty(group: Group, most: float, reason: str) -> tuple[float, str]:
-    """Return :meth:`Group.certainty`."""
-    return group.certainty(most, reason)
-
-
 def locate(view: RunView, group: Group) -> Location:
     """Return the location of a group: that of its worst fact, at the first step that shows it."""
     fact = group.worst
@@ -361,11 +356,6 @@ def locate(view: RunView, group: Group) -> Location:
         op=fact.op,
         source=fact.source,
     )
-
-
-def place_words(fact: Fact) -> str:
-    """Return :attr:`Fact.place_words`."""
-    return fact.place_words
 
 
 def evidence_of(group: Group, limits: Mapping[str, float], reason: str) -> dict[str, Any]:
@@ -401,8 +391,3 @@ def place_finding(
         evidence=evidence_of(group, limits, reason),
         prescriptions=(prescription,),
     )
-
-
-def elsewhere_words(group: Group) -> str:
-    """Return :attr:`Group.elsewhere_words`."""
-    return group.elsewhere_words

@@ -497,6 +497,39 @@ def test_what_a_resumed_optimizer_has_done_is_known(tmp_path):
     assert before == {"AdamW#0": None, "AdamW#1": 5, "SGD#0": None, "SGD#1": None, "Adam#0": None, "Adam#1": 5}
 
 
+def test_the_group_of_each_parameter_is_known_and_what_an_optimizer_holds_for_no_model(tmp_path):
+    path = script(
+        tmp_path,
+        "groups.py",
+        """
+        import torch
+
+        net = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 3), torch.nn.Linear(3, 2))
+        sgd = torch.optim.SGD(net[0].parameters(), lr=0.1)
+        masters = [torch.zeros(5, requires_grad=True)]  # with a gradient: of no model, but used
+        adam = torch.optim.Adam([{"params": masters + list(net[1].parameters())}, {"params": net[2].parameters()}])
+        net[2] = torch.nn.Linear(3, 2)
+        for _ in range(3):
+            net(torch.randn(8, 4)).square().mean().backward()
+            masters[0].grad = torch.ones(5)
+            for optimizer in (sgd, adam):
+                optimizer.step()
+                optimizer.zero_grad()
+        """,
+    )
+    facts = precdoctor.open_run(record(tmp_path, "--", *warm(path)).run).ranks[0].facts
+    groups = {f"{p['module']}.{p['name']}": p.get("group") for p in facts["roots"][0]["parameters"]}
+    assert groups == {
+        "0.weight": [0, 0],
+        "0.bias": [0, 0],
+        "1.weight": [1, 0],
+        "1.bias": [1, 0],
+        "2.weight": None,
+        "2.bias": None,
+    }
+    assert [[g.get("unused") for g in o["groups"]] for o in facts["optimizers"]] == [[None], [None, [[2, 3], [2]]]]
+
+
 @pytest.mark.parametrize(
     ("ending", "steps"), [("", 4), ("raise ValueError", 5), ("net(torch.full((4, 8), float('nan')))", 5)]
 )

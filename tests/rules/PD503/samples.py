@@ -89,7 +89,29 @@ def beside_rmsprop() -> Training:
     return beside(with_moment(Training(), lambda _, x: 1e-10 * x), "RMSprop")
 
 
+def two_groups(head: float, others: float) -> Training:
+    """The head is in a group of its own, with its own eps."""
+    (root,), (optimizer,) = FACTS["roots"], FACTS["optimizers"]
+    parameters = [{**p, "group": [0, int(p["module"] == "head")]} for p in root["parameters"]]
+    groups = [{**optimizer["groups"][0], "eps": eps} for eps in (others, head)]
+    run = given(1e-6)
+    run.facts = {
+        **FACTS,
+        "roots": [{**root, "parameters": parameters}],
+        "optimizers": [{**optimizer, "groups": groups}],
+    }
+    return run
+
+
+def a_large_eps_for_the_others() -> Training:
+    """Their gradients are larger still."""
+    return two_groups(head=1e-8, others=1e-4)
+
+
 FIRING = {
+    "one_group_with_a_large_eps": Sample(
+        lambda: two_groups(head=1e-2, others=1e-8), module="head", severity="warning", says=("eps, 0.01,",),
+    ),
     "beside_muon": Sample(
         lambda: beside(with_moment(Training(), lambda _, x: 1e-10 * x), "Muon"), module="head", severity="warning",
         says=("1 weight of 1",),
@@ -106,6 +128,6 @@ HEALTHY = {
     f.__name__: f
     for f in (
         *(converges, a_gate_opens, above, about_eps, a_bias_before_a_norm, under_sgd, one_large_gradient),
-        *(tiny_gradient_under_muon, beside_rmsprop),
+        *(tiny_gradient_under_muon, beside_rmsprop, a_large_eps_for_the_others),
     )
 }

@@ -2,7 +2,7 @@
 
 from tests.support.samples import Sample
 from tests.support.scanning import fact, scanned, with_scans
-from tests.support.training import Training
+from tests.support.training import FACTS, Training
 
 ZEROS = {"amax": 0.0, "amin_nonzero": None, "sum": 0.0, "sum_sq": 0.0, "exp_lo": None, "exp_hist": None}
 
@@ -99,7 +99,42 @@ def dropped_once() -> Training:
     return with_scans(dropped((0,)), 1, 8)
 
 
+def with_groups(outside: str, unused: list[list[int]]) -> Training:
+    """The optimizer holds all weights but that of one module, and ``unused`` ones that no model has."""
+    (root,), (optimizer,) = FACTS["roots"], FACTS["optimizers"]
+    parameters = [p if p["module"] == outside else {**p, "group": [0, 0]} for p in root["parameters"]]
+    run = Training()
+    groups = [{**group, "unused": unused} for group in optimizer["groups"]]
+    run.facts = {
+        **FACTS,
+        "roots": [{**root, "parameters": parameters}],
+        "optimizers": [{**optimizer, "groups": groups}],
+    }
+    for step, rows in run.tensors.items():
+        run.tensors[step] = [
+            r for r in rows if not (r["module"] == outside and r["kind"] in ("weight_grad_step", "update"))
+        ]
+    return run
+
+
+def a_head_replaced_behind_the_optimizers_back() -> Training:
+    return with_groups("head", [[64, 64]])
+
+
+def a_head_left_out_on_purpose() -> Training:
+    """No optimizer holds a counterpart; or one of another shape, an unused part of the model."""
+    return with_groups("head", [])
+
+
+def an_unused_part_beside_it() -> Training:
+    return with_groups("head", [[64, 32]])
+
+
 FIRING = {
+    "replaced": Sample(
+        a_head_replaced_behind_the_optimizers_back, 0, module="head", kind="weight_grad", bare=True,
+        says=("no optimizer holds 1 weight of `head`", "`AdamW#0` holds"), evidence={"weights": ["head.weight"]},
+    ),
     "micro_steps": Sample(
         dropped, 0, module=None, kind=None, bare=True, severity="warning", says=("one of 4 micro-steps",),
         evidence={"micro_steps": 4},
@@ -130,6 +165,8 @@ HEALTHY = {
         masters_without_some,
         skipped_by_a_scaler,
         rate_of_zero,
+        a_head_left_out_on_purpose,
+        an_unused_part_beside_it,
         Training,
     )
 }

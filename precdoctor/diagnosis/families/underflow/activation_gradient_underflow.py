@@ -34,10 +34,8 @@ from precdoctor.diagnosis.survey.scans import (
     Fact,
     Group,
     check_facts,
-    elsewhere_words,
     evidence_of,
     locate,
-    place_words,
 )
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import Format
@@ -213,17 +211,17 @@ def _op_finding(view: RunView, group: Group) -> Finding:
     dead = [text(name) for name in listed] if isinstance(listed, list) else []
     names = ", ".join(f"`{n}`" for n in dead[:3])
     message = (
-        f"At step {fact.step}, {fact.op}{fact.line} {place_words(fact)} returned zeros for {flushed:,} of {of:,} "
+        f"At step {fact.step}, {fact.op}{fact.line} {fact.place_words} returned zeros for {flushed:,} of {of:,} "
         f"elements that are not zero in FP64 (limit {percent(_OP_FLUSHED)}). They hold {percent(fact.number('lost'))} "
         f"of the gradient's magnitude (limit {percent(_OP_LOST)}); {percent(fact.number('channels'))} of the channels "
         f"are zero throughout. Their exact values reach {fact.number('exact_amax'):.3g}. "
-        f"Weights whose gradient is exactly zero: {zero}{f' ({names})' if names else ''}.{elsewhere_words(group)}"
+        f"Weights whose gradient is exactly zero: {zero}{f' ({names})' if names else ''}.{group.elsewhere_words}"
     )
     return RULE.finding(
         severity=Severity.ERROR if zero else Severity.WARNING,
         confidence=0.9,
         title=f"{percent(fact.share('flushed', 'of'))} of a gradient is flushed to zero by {fact.short} "
-        f"{place_words(fact)}{fact.line}",
+        f"{fact.place_words}{fact.line}",
         message=message,
         location=_op_location(view, group, dead),
         evidence=evidence_of(

@@ -10,12 +10,9 @@ from precdoctor.diagnosis.survey.scan_effects import effect_words, has_effect, w
 from precdoctor.diagnosis.survey.scans import (
     Fact,
     Group,
-    certainty,
     check_facts,
-    elsewhere_words,
     is_optimizers,
     place_finding,
-    place_words,
     short_name,
     stands,
 )
@@ -87,7 +84,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         f"that are not zero are smaller. Without the constant, {fact.count('wrong'):,} of {fact.count('of'):,} results "
         f"of {short_name(op) if op else fact.short}{there} ({share}, {limit}) differ "
         f"by more than half{instance if 'exact' in fact.data else ''}."
-        f"{effect_words(fact, options['effect'])}{elsewhere_words(group)}"
+        f"{effect_words(fact, options['effect'])}{group.elsewhere_words}"
     )
     smaller = min(median / 64, constant / 1024)
     sizes = f"numbers of {median:.3g}" if median < constant else "numbers of all sizes"
@@ -95,9 +92,9 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         RULE,
         view,
         group,
-        title=f"{constant:.3g} decides {share} of the results {place_words(fact)}: it guards {sizes}{fact.line}",
+        title=f"{constant:.3g} decides {share} of the results {fact.place_words}: it guards {sizes}{fact.line}",
         message=message,
-        certain=certainty(group, 0.9, _REASON),
+        certain=group.certainty(0.9, _REASON),
         limits={n: options[n] for n in ("wrong_share", "effect", "large_effect")},
         prescription=Prescription(
             title=f"scale the numbers up, or guard with less{fact.own_line}: {constant:.3g} -> {smaller:.2g}; wrong "

@@ -15,9 +15,7 @@ from precdoctor.diagnosis.survey.scans import (
     Group,
     check_facts,
     done_steps,
-    elsewhere_words,
     place_finding,
-    place_words,
     stands,
 )
 from precdoctor.diagnosis.survey.view import RunView
@@ -111,7 +109,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     function, lost, distance = _function(fact), fact.number("lost"), fact.number("distance")
     if function == "softmax":
         passed = percent(fact.number("open"))
-        title = f"softmax {place_words(fact)} is a hard choice from the first step on, and passes {passed}{fact.line}"
+        title = f"softmax {fact.place_words} is a hard choice from the first step on, and passes {passed}{fact.line}"
         message = (
             f"{fact.op_words} passes {passed} of the gradient that a softmax of equal scores would (limit "
             f"{percent(options['open'])}; 1 - sum of squares, median of {fact.count('of'):,} rows): the largest score "
@@ -125,7 +123,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         ends = f"{percent(lost)} of the gradient"
         if lost < options["lost"]:
             ends = f"all of the gradient of {channels} of its channels"
-        title = f"{function} {place_words(fact)} is at its bound: {ends} ends there{fact.line}"
+        title = f"{function} {fact.place_words} is at its bound: {ends} ends there{fact.line}"
         message = (
             f"{fact.op_words} passes {'next to ' * near}nothing on for {fact.count('closed'):,} of "
             f"{fact.count('of'):,} elements that a gradient arrives at: {percent(lost)} of its magnitude (limit "
@@ -140,7 +138,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         view,
         group,
         title=title,
-        message=f"{message}{elsewhere_words(group)}",
+        message=f"{message}{group.elsewhere_words}",
         certain=(0.85, _REASON),
         limits={n: options[n] for n in ("lost", "channels", "all_channels", "open")},
         prescription=Prescription(
@@ -169,7 +167,7 @@ def _twice_finding(view: RunView, group: Group) -> Finding:
         f"{fact.line}",
         message=f"{fact.op_words} normalises {_made_words(fact)}. It lies between 0 and 1 and is taken for "
         f"logits, so that {among} the loss is {least:.3g} at best (limit of logits: 0). The more certain the model is, "
-        f"the less of the gradient is left.{elsewhere_words(group)}",
+        f"the less of the gradient is left.{group.elsewhere_words}",
         certain=(0.9, "the tensor was followed from one function to the other"),
         limits={},
         prescription=Prescription(
@@ -223,7 +221,7 @@ def _without_log_finding(view: RunView, group: Group) -> Finding:
         group,
         title=f"{loss.name} is given probabilities without their logarithm: {loss.harm}{fact.line}",
         message=f"{fact.op_words} belongs to {loss.name}. That loss reads log-probabilities, which are 0 at most, and "
-        f"is given {_made_words(fact)}. {loss.explained}{elsewhere_words(group)}",
+        f"is given {_made_words(fact)}. {loss.explained}{group.elsewhere_words}",
         certain=(0.9, "the tensor was followed from the softmax to the loss"),
         limits={},
         prescription=Prescription(

@@ -10,11 +10,8 @@ from precdoctor.diagnosis.survey.scan_effects import EFFECT, effect_words, wrong
 from precdoctor.diagnosis.survey.scans import (
     Fact,
     Group,
-    certainty,
     check_facts,
-    elsewhere_words,
     place_finding,
-    place_words,
     short_name,
 )
 from precdoctor.diagnosis.survey.view import RunView
@@ -67,20 +64,20 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     op, there = fact.where("shown_by")
     share = percent(wrong_share(fact))
     message = (
-        f"At step {fact.step}, {fact.op}{fact.line} {place_words(fact)} flushed {affected:,} elements to zero "
+        f"At step {fact.step}, {fact.op}{fact.line} {fact.place_words} flushed {affected:,} elements to zero "
         f"({fact.dtype}) that reach {fact.number('exact_amax'):.4g} in FP64. {wrong:,} of {of:,} elements "
         f"({share}, limit {percent(options['wrong_share'])}) of the result of {short_name(op)}{there} are therefore "
         f"off by more than half: {fact.number('seen'):.4g} where FP64 gives {fact.number('exact'):.4g}, for instance."
-        f"{effect_words(fact, options['effect'])}{elsewhere_words(group)}"
+        f"{effect_words(fact, options['effect'])}{group.elsewhere_words}"
     )
     return place_finding(
         RULE,
         view,
         group,
-        title=f"{fact.short} flushes to zero {place_words(fact)}, and {share} of the result of {short_name(op)} is "
+        title=f"{fact.short} flushes to zero {fact.place_words}, and {share} of the result of {short_name(op)} is "
         f"wrong{fact.line}",
         message=message,
-        certain=certainty(group, 0.95, "the scan recorded the op and computed the exact values in FP64"),
+        certain=group.certainty(0.95, "the scan recorded the op and computed the exact values in FP64"),
         limits={n: options[n] for n in ("wrong_share", "effect")},
         prescription=_prescription(fact, affected, wrong),
     )

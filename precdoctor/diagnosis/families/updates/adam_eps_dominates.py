@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,11 +12,11 @@ from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Se
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import group_option
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.frames import at, groups, histograms, keys, lasts, rows_of
+from precdoctor.diagnosis.survey.frames import at, groups, histograms, keys, lasts, parameters, rows_of
 from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.measures import Floats, column, share, unscaling
 from precdoctor.diagnosis.survey.optimizer_states import SCALE_FREE, decay_of, second_moments
-from precdoctor.diagnosis.survey.parameters import ADAM, HALF, adam_groups, parameter_label
+from precdoctor.diagnosis.survey.parameters import ADAM, HALF, adam_groups, groups_of_parameters, parameter_label
 from precdoctor.diagnosis.survey.rows import Key, Parameter, location, number, parameter_in, tensor_evidence, text
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.histogram import ExponentHistogram
@@ -93,23 +93,43 @@ class _Gradient:
         return float(np.median(self.sizes[-quarter:])) / before if before > 0.0 else math.inf
 
 
+@dataclass(frozen=True)
+class _Eps:
+    """Adam's eps by parameter; ``least`` for one whose group is unknown."""
+
+    of: Mapping[Parameter, float]
+    least: float
+    most: float
+
+    def limits(self, parameters: Sequence[Parameter], options: Options) -> Floats:
+        """Return eps / damping for each parameter, shape ``(parameters,)``."""
+        return np.array([self.of.get(p, self.least) for p in parameters]) / options["damping"]
+
+    def __str__(self) -> str:
+        return f"{self.least:g}" if self.least == self.most else f"{self.least:g} to {self.most:g}"
+
+
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the weight whose gradient is damped most."""
     eps_values = [e for g in adam_groups(view) if (e := number(g.get("eps"))) is not None and e > 0.0]
     others = {text(o.get("class")) for o in view.optimizers} - set(ADAM)
     if not eps_values or others & set(SCALE_FREE):
         return Checked.not_applicable("Adam and AdamW train no weight, or an optimizer like them trains others")
-    eps = min(eps_values)
+    known = groups_of_parameters(view)
+    of = {
+        p: e for p, (kind, g) in known.items() if kind in ADAM and (e := number(g.get("eps"))) is not None and e > 0.0
+    }
+    eps = _Eps(of, min(eps_values), max(eps_values))
     gradients, roots = _weight_gradients(view, eps, options), _recorded_roots(view, eps, options)
     if others:  # as Muon for the matrices, AdamW for the rest: only AdamW's parameters have a second moment
         gradients = {k: g for k, g in gradients.items() if parameter_in(k) in roots}
     if not gradients:
         return Checked.not_applicable("no gradient of a weight was recorded as Adam was given it")
-    seen = f"{plural(len(gradients), 'gradient')} against eps {eps:g} / {options['damping']:g}"
+    seen = f"{plural(len(gradients), 'gradient')} against eps {eps} / {options['damping']:g}"
     guilty = {
         k: g
         for k, g in gradients.items()
-        if _is_damped(g, eps, options)
+        if _is_damped(g, eps.of.get(parameter_in(k), eps.least), options)
         and ((root := roots.get(parameter_in(k))) is None or root.share >= options["below_share"])
     }
     if not guilty:
@@ -119,7 +139,7 @@ def check(view: RunView, options: Options) -> Checked:
     return Checked([finding], f"{len(guilty):,} of {seen} are mostly below it")
 
 
-def _weight_gradients(view: RunView, eps: float, options: Options) -> dict[Key, _Gradient]:
+def _weight_gradients(view: RunView, eps: _Eps, options: Options) -> dict[Key, _Gradient]:
     """Return the gradients that the optimizer gets for weight matrices, on recorded steps that were not skipped."""
     stepped = {s.step for steps in view.timeline.values() for s in steps if not s.skipped}
     steps = [s for s in watched_steps(view) if s in stepped]
@@ -127,7 +147,7 @@ def _weight_gradients(view: RunView, eps: float, options: Options) -> dict[Key, 
     rows = rows[(rows["dimensions"] >= 2) & (rows["numel"] >= options["min_elements"]) & (rows["nan"] == 0)]
     rows = rows[histograms(rows).total > 0]
     held, ids = histograms(rows), groups(rows, IDENTITY)
-    small = held.at_most(eps / options["damping"] * unscaling(rows))[0]
+    small = held.at_most(eps.limits(parameters(rows), options) * unscaling(rows))[0]
     shares, sizes, step = small / held.total, np.nan_to_num(column(rows, "norm")), column(rows, "step")
     last_rows = lasts(groups(rows, (*IDENTITY, "step")))
     last = rows.iloc[lasts(ids)]
@@ -147,7 +167,7 @@ class _Root:
     rms: float
 
 
-def _recorded_roots(view: RunView, eps: float, options: Options) -> dict[Parameter, _Root]:
+def _recorded_roots(view: RunView, eps: _Eps, options: Options) -> dict[Parameter, _Root]:
     """Return the recorded sqrt(v) of each weight; weights without recorded state, or of unknown beta2, are left out."""
     moments = second_moments(view)
     held, names = histograms(moments.held), moments.held["state"].to_numpy()
@@ -156,7 +176,8 @@ def _recorded_roots(view: RunView, eps: float, options: Options) -> dict[Paramet
         known = decay_of(view, names[rows[-1]])
         decay[rows] = np.nan if known is None else known
     corrected = 1.0 - decay ** (column(moments.held, "step") + 1.0)  # bias correction: Adam takes sqrt(v / corrected)
-    below = held.at_most((eps / options["damping"]) ** 2 * corrected * unscaling(moments.held))[0]
+    limits = eps.limits(parameters(moments.held), options)
+    below = held.at_most(limits**2 * corrected * unscaling(moments.held))[0]
     shares, used = share(below, held.total), (held.total > 0) & ~np.isnan(decay)
     roots = np.sqrt(share(np.nan_to_num(column(moments.held, "sum")), column(moments.held, "numel")) / corrected)
     return {
@@ -197,11 +218,12 @@ def _finding(
     view: RunView,
     guilty: Mapping[Key, _Gradient],
     roots: Mapping[Parameter, _Root],
-    eps: float,
+    eps_values: _Eps,
     options: Options,
     total: int,
 ) -> Finding:
     key, gradient = max(guilty.items(), key=lambda item: item[1].share)
+    eps = eps_values.of.get(parameter_in(key), eps_values.least)
     process, step = gradient.last
     row = next(r for r in view.rows(process, step) if r.key == key)
     parameter = parameter_label(parameter_in(key))

@@ -10,6 +10,7 @@ import pandas as pd
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.families.updates.cleared_gradients_replaced import replaced_finding, replaced_weights
 from precdoctor.diagnosis.survey.frames import (
     AT,
     PARAMETER,
@@ -23,7 +24,7 @@ from precdoctor.diagnosis.survey.frames import (
     step_values,
 )
 from precdoctor.diagnosis.survey.rows import integer, location
-from precdoctor.diagnosis.survey.scans import Group, check_facts, elsewhere_words, evidence_of, facts, stands
+from precdoctor.diagnosis.survey.scans import Group, check_facts, evidence_of, facts, stands
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 PAGE = RulePage(
@@ -34,6 +35,10 @@ loss scaler skips, steps at learning rate 0, runs in which `--include` or `--exc
 fewer parameters than there are gradients (one that optimizes an image in front of a fixed network). An optimizer whose
 gradients are all zero is given none, whatever it holds: copies of the weights, say. Of several optimizers each counts
 by itself, where all that it is given is zero and the backward pass had left it something.
+
+Also weights in no optimizer that get non-zero gradients on `min_steps` sampled steps, while an optimizer holds as many
+parameters of the same shape that belong to no model and had no gradient at its first step: the parameters were replaced
+after the optimizer was made. A layer that is left out of the optimizer on purpose has no such counterpart.
 
 Also micro-steps that do not accumulate: on deep-scanned steps with several backward passes the gradients of the first
 pass are gone, or zero, when the second one begins, and no op has read them (a sum of one's own, a projection, an attack
@@ -50,7 +55,8 @@ gradients are there.
 """,
     remedy="""
 Call `zero_grad`, `backward` and `step` in this order. Where gradients are copied to other tensors (FP32 masters, flat
-buffers), copy them before `step`.
+buffers), copy them before `step`. Make the optimizer last: after layers were replaced, weights loaded with
+`assign=True`, and modules converted or wrapped.
 """,
     confidence="""
 0.95: both gradients were recorded, and the weights were compared bit for bit. 0.9 for micro-steps.
@@ -80,6 +86,10 @@ def check(view: RunView, options: Options) -> Checked:
                 continue
             finding = _finding(starved, own.size, _optimizer_of(view, starved), options)
             return Checked([finding], f"{plural(len(starved), 'step')} without a gradient for the optimizer")
+    gradients = _weights_with_gradients(rows)
+    for replaced in filter(None, (replaced_weights(view, process) for process in view.processes)):
+        if (found := replaced_finding(RULE, replaced, gradients, options)) is not None:
+            return Checked([found], f"{plural(len(replaced.weights), 'weight')} in no optimizer")
     if dropped := facts(view, "dropped"):
         checked = check_facts(view, ("dropped",), lambda _: 1.0, lambda g: _dropped_finding(view, g), seen="",
                               keep=lambda g: stands(view, g))  # fmt: skip
@@ -218,7 +228,7 @@ def _dropped_finding(view: RunView, group: Group) -> Finding:
         message=(
             f"{plural(most, 'backward pass')} precede a step. When the second one begins, the "
             f"gradients of the first one in {plural(fact.count('weights'), 'examined weight')} are zero or gone, and "
-            f"nothing has read them.{elsewhere_words(group)}"
+            f"nothing has read them.{group.elsewhere_words}"
         ),
         location=replace(location(None, Phase.OPTIMIZER, fact.process, group.steps[0]), source=fact.source),
         evidence=evidence_of(group, {}, reason) | {"micro_steps": most},

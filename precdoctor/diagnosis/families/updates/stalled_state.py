@@ -15,7 +15,6 @@ from precdoctor.diagnosis.survey.scans import (
     Fact,
     Group,
     check_facts,
-    elsewhere_words,
     is_optimizers,
     place_finding,
     scans,
@@ -151,7 +150,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         f"{what} in {dtype} unchanged (limit {percent(options['share'])}), though FP64 moves them: "
         f"values of {fact.number('value'):.3g} by {fact.number('move'):.3g}, {missing:.1f} bits below half a unit in "
         f"the last place (medians).{gone} {plural(fact.count('tensors'), 'tensor')} on this line.{_other_ops(group)}"
-        f"{elsewhere_words(group)}"
+        f"{group.elsewhere_words}"
     )
     wide = "float64" if dtype == "float32" else "float32"
     follows = bool(state) and dtype != FP32.dtype and count_of(view, (dtype,), trained=True) > 0
