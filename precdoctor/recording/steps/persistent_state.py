@@ -145,17 +145,27 @@ class BufferWatch:
         return (m for ref in known[1] if (m := ref()) is not None)
 
 
+@dataclass(eq=False)
+class _WatchedOptimizer:
+    """What is known of one optimizer's state."""
+
+    ref: weakref.ref[torch.optim.Optimizer]
+    #: The step after which the state was last read.
+    read_step: int | None = None
+    #: The last step after which the state was finite, as read or as its gradients imply.
+    finite_step: int | None = None
+    reported: bool = False
+    #: The step in which the state's range was determined, and the magnitude whose square leaves that range.
+    range_root: tuple[int, float] | None = None
+
+
 class OptimizerStateWatch:
     """Checks the state tensors of every optimizer; see the module docstring."""
 
     def __init__(self, context: StepContext) -> None:
         self._context = context
-        self._read_steps: dict[int, int] = {}
-        #: By optimizer: the last step after which the state was finite, as read or as its gradients imply.
-        self._finite_steps: dict[int, int] = {}
-        self._reported: set[int] = set()
-        #: By optimizer: the step in which its range was determined, and the magnitude whose square leaves that range.
-        self._range_roots: dict[int, tuple[int, float]] = {}
+        #: By the optimizer's id, which another one may get once it is gone.
+        self._watched: dict[int, _WatchedOptimizer] = {}
 
     def due(self, optimizer: torch.optim.Optimizer, gradient: float | None) -> bool:
         """Return whether to read the state after this step.
@@ -164,37 +174,30 @@ class OptimizerStateWatch:
             optimizer: has just stepped.
             gradient: amax of its gradients; None if unknown.
         """
-        key, step = id(optimizer), self._context.current.step
-        if key in self._reported:
+        own, step = self._watched.get(id(optimizer)), self._context.current.step
+        if own is None or own.ref() is not optimizer:
+            own = self._watched[id(optimizer)] = _WatchedOptimizer(weakref.ref(optimizer))
+        if own.reported:
             return False
-        if self._context.live and step - self._read_steps.get(key, step - _STATE_EVERY) >= _STATE_EVERY:
+        if self._context.live and (own.read_step is None or step - own.read_step >= _STATE_EVERY):
             return True
         if gradient is None:
             return False
-        if gradient >= _MARGIN * _FLOAT16_ROOT and gradient >= _MARGIN * self._range_root(optimizer, step):
+        if gradient >= _MARGIN * _FLOAT16_ROOT and gradient >= _MARGIN * _range_root(own, optimizer, step):
             return True
-        if key in self._finite_steps and type(optimizer).__module__.startswith("torch.optim"):
-            self._finite_steps[key] = step
+        if own.finite_step is not None and type(optimizer).__module__.startswith("torch.optim"):
+            own.finite_step = step
         return False
 
-    def _range_root(self, optimizer: torch.optim.Optimizer, step: int) -> float:
-        """Return the magnitude whose square leaves the range of the state; cached, as walking the state is slow."""
-        known = self._range_roots.get(id(optimizer))
-        if known is None or not 0 <= step - known[0] < _STATE_EVERY:
-            kinds = {x.dtype for _, _, x in state_tensors(optimizer)}
-            narrowest = min((torch.finfo(kind).max for kind in kinds), default=math.inf)
-            known = self._range_roots[id(optimizer)] = step, math.sqrt(narrowest)
-        return known[1]
-
     def look(self, optimizer: torch.optim.Optimizer) -> list[Poisoned]:
-        """Return the non-finite state tensors, reported once per optimizer. Waits for the device."""
-        last = self._finite_steps.get(id(optimizer))
-        self._read_steps[id(optimizer)] = self._context.step
+        """Return the non-finite state tensors of an optimizer that is :meth:`due`, once. Waits for the device."""
+        own = self._watched[id(optimizer)]
+        last, own.read_step = own.finite_step, self._context.step
         largest = read(amax(x for _, _, x in state_tensors(optimizer)))
         if largest is None or math.isfinite(largest):
-            self._finite_steps[id(optimizer)] = self._context.step
+            own.finite_step = self._context.step
             return []
-        self._reported.add(id(optimizer))
+        own.reported = True
         found = []
         for parameter, name, x in state_tensors(optimizer):
             if (dense := tensor_leaves.plain(x)) is not None and badness(dense.detach()):
@@ -202,6 +205,16 @@ class OptimizerStateWatch:
                 root, module = (place[0].root, place[0].module) if place is not None else ("", "")
                 found.append(Poisoned(root, module, name, x, last, parameter))
         return found
+
+
+def _range_root(own: _WatchedOptimizer, optimizer: torch.optim.Optimizer, step: int) -> float:
+    """Return the magnitude whose square leaves the range of the state; cached, as walking the state is slow."""
+    known = own.range_root
+    if known is None or not 0 <= step - known[0] < _STATE_EVERY:
+        kinds = {x.dtype for _, _, x in state_tensors(optimizer)}
+        narrowest = min((torch.finfo(kind).max for kind in kinds), default=math.inf)
+        known = own.range_root = step, math.sqrt(narrowest)
+    return known[1]
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, str, Tensor]]:

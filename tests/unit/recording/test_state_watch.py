@@ -88,15 +88,30 @@ def test_optimizer_state_is_read_between_samples_only_after_a_huge_gradient(reco
     assert watch.due(optimizer, gradient) is due
 
 
+def steps(optimizer, watch, parameter, gradient):
+    """One step with that gradient everywhere; the state that it leaves, if it is read."""
+    parameter.grad = torch.full((3,), gradient)
+    optimizer.step()
+    return watch.look(optimizer) if watch.due(optimizer, gradient) else None
+
+
 def test_state_that_overflowed_is_named_with_its_parameter(recorder):
+    recorder.live = True
     parameter = nn.Parameter(torch.ones(3))
     optimizer, watch = torch.optim.Adam([parameter]), OptimizerStateWatch(recorder)
-    parameter.grad = torch.full((3,), 1.0)
-    optimizer.step()
-    assert watch.look(optimizer) == []
-    recorder.current = StepFacts(1)
-    parameter.grad = torch.full((3,), 1e22)
-    optimizer.step()
-    (found,) = watch.look(optimizer)
+    assert steps(optimizer, watch, parameter, 1.0) == []
+    recorder.current, recorder.live = StepFacts(1), False
+    (found,) = steps(optimizer, watch, parameter, 1e22)
     assert (found.name, found.last_finite) == ("exp_avg_sq", 0)
     assert found.parameter is parameter
+    assert steps(optimizer, watch, parameter, 1e22) is None, "once is enough"
+
+
+def test_an_optimizer_at_the_address_of_one_that_is_gone_is_another(recorder):
+    parameter = nn.Parameter(torch.ones(3))
+    gone, watch = torch.optim.Adam([parameter]), OptimizerStateWatch(recorder)
+    assert steps(gone, watch, parameter, 1e22)
+    other = torch.optim.Adam([parameter])
+    watch._watched[id(other)] = watch._watched.pop(id(gone))  # as if it had been made there
+    del gone
+    assert steps(other, watch, parameter, 1e22)
