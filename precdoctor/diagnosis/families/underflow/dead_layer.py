@@ -19,7 +19,13 @@ from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import named, plural
 from precdoctor.diagnosis.families.underflow.dead_layer_dying import dying_finding, find_death
 from precdoctor.diagnosis.families.underflow.dead_layer_flushed import find_flushed_zeros, flushed_finding
-from precdoctor.diagnosis.families.underflow.dead_layer_origin import ZeroOrigin, find_zero_origin, is_negative, revive
+from precdoctor.diagnosis.families.underflow.dead_layer_origin import (
+    ZeroOrigin,
+    find_zero_origin,
+    is_negative,
+    let_through,
+    revive,
+)
 from precdoctor.diagnosis.families.underflow.dead_layer_saturated import find_saturated_layers, saturated_finding
 from precdoctor.diagnosis.survey.frames import PARAMETER, at, firsts, groups, lasts, parameters
 from precdoctor.diagnosis.survey.histories import watched_steps
@@ -250,6 +256,7 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
         },
         prescriptions=(_freeze_part(row, len(dead)),) if is_part
         else (_freeze(row.module or row.root, row.module, len(dead)),) if unused
+        else (let_through(origin, elements),) if origin is not None and not is_negative(origin.output)
         else (revive(_to_revive(dead, origin, blocker, row, rows), row.root, elements),),
     )  # fmt: skip
 

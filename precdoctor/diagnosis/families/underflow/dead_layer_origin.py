@@ -171,6 +171,20 @@ def _line(view: RunView, zeros: TensorRow) -> Source | None:
     return None
 
 
+def let_through(origin: ZeroOrigin, elements: int) -> Prescription:
+    """Pass on outputs that something else than their sign makes zero; ``elements`` of the weights get no gradient."""
+    module = origin.output.module
+    return Prescription(
+        title=f"pass the output of `{module or origin.output.root}` on: dead elements {elements:,} -> 0",
+        change={"module": module, "output": {"from": "zeros", "to": "passed on"}},
+        predicted={"dead_elements": {"from": elements, "to": 0}},
+        snippet=(
+            f"y = {module_expression(module)}(x)\n"
+            "# what follows makes all of y zero: a gate or mask of zeros, a dropout of 1, or a cast that flushes\n"
+        ),
+    )
+
+
 def revive(modules: Sequence[str], root: str, elements: int) -> Prescription:
     """Initialise these modules of ``root`` again; ``elements`` of the weights get no gradient."""
     layers = ", ".join(module_expression(m) for m in modules)
