@@ -280,6 +280,54 @@ def three_of_four_thrown_away() -> None:
     accumulate(each=True, throw_away=True)
 
 
+def after_each_pass(change: Callable[[nn.Module, int], Any]) -> None:
+    """Four passes a step, and something happens to the gradients after each."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+    for _ in range(STEPS):
+        for i in range(4):
+            loss(net).backward()
+            change(net, i)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def divide(net: nn.Module, by: float) -> None:
+    for p in net.parameters():
+        assert p.grad is not None
+        p.grad.data.div_(by)
+
+
+@loop
+def divided_after_each_pass() -> None:
+    after_each_pass(lambda net, _: divide(net, 4096.0))
+
+
+@loop
+def replaced_after_each_pass() -> None:
+    def change(net: nn.Module, _: int) -> None:
+        for p in net.parameters():
+            p.grad = p.grad / 4.0
+
+    after_each_pass(change)
+
+
+@loop
+def divided_after_the_last_pass() -> None:
+    after_each_pass(lambda net, i: divide(net, 4096.0) if i == 3 else None)
+
+
+@loop
+def divided_before_each_pass() -> None:
+    """An average that forgets: the last pass is not divided."""
+    after_each_pass(lambda net, i: divide(net, 2.0) if i < 3 else None)
+
+
+@loop
+def clipped_after_each_pass() -> None:
+    after_each_pass(lambda net, _: torch.nn.utils.clip_grad_norm_(net.parameters(), 1e-3))
+
+
 def scaled(*, what: str) -> None:
     """A GradScaler around a loss, or beside it."""
     net = model()
@@ -323,6 +371,6 @@ if __name__ == "__main__":
     directory = Path(sys.argv[1])
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     for name, run in LOOPS.items():
-        with precdoctor.record(directory / name, strict=True, every=64):
+        with precdoctor.record(directory / name, strict=True, every=1 if name.endswith("_pass") else 64):
             run()
     torch.distributed.destroy_process_group()

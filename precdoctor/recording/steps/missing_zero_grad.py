@@ -24,6 +24,7 @@ from precdoctor.recording.model.optimizer_contents import parameters_of
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.slots.deferred import Deferred, defer, is_capturing, read
+from precdoctor.recording.steps.rescaled_sums import RescaledSums
 
 #: Most losses remembered between two steps of a scaler.
 _MAX_GIVEN = 64
@@ -139,8 +140,7 @@ class _Watch:
         #: Whether every backward pass since the last attempt began with the gradient untouched.
         self.intact = False
         #: Backward passes since the last attempt; passes summed in the gradient, the first of them in step ``since``.
-        self.passes = 0
-        self.summed = 0
+        self.passes = self.summed = 0
         self.since = step
         #: Steps in a row that used kept gradients.
         self.steps = 0
@@ -149,10 +149,8 @@ class _Watch:
         self.copies_match: Deferred = None
         self.unchanged = self.compared = 0
         #: ``unscale_`` calls on these gradients since the last attempt; the most in one; attempts with several.
-        self.unscaled = 0
-        self.most_unscaled = 0
-        self.repeated = 0
-        self.attempts = 0
+        self.unscaled = self.most_unscaled = self.repeated = self.attempts = 0
+        self.sums = RescaledSums()
 
     def look(self) -> None:
         """Note the watched gradient's current state; watch another parameter's gradient if it is gone."""
@@ -185,6 +183,8 @@ class KeptGradients:
     def backward_begins(self) -> None:
         """As an outermost backward pass begins, note for each optimizer whether its gradient is untouched."""
         for watch in self._watches.values():
+            if self._context.live and watch.sums.expected:
+                watch.sums.measure()
             if watch.state is None or not watch.state.untouched:
                 watch.intact = False
                 watch.unscaled = watch.summed = 0
@@ -201,6 +201,8 @@ class KeptGradients:
                 watch.passes += 1
                 watch.summed += 1
                 watch.look()
+                if self._context.live and watch.sums.expected and (optimizer := watch.optimizer()) is not None:
+                    watch.sums.measure(parameters_of(optimizer))
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
@@ -210,6 +212,8 @@ class KeptGradients:
         if watch is not None and watch.optimizer() is optimizer:
             grad = watch.state.gradient() if watch.state is not None else None
             watch.step_version = grad._version if grad is not None else -1
+            if self._context.live and watch.sums.expected:
+                watch.sums.measure()
 
     def attempt_ended(self, optimizer: torch.optim.Optimizer, name: str, *, plain: bool) -> None:
         """Judge the gradients of an attempt that has ended, and note how it leaves them.
@@ -230,6 +234,8 @@ class KeptGradients:
             watch.attempts += 1
             if watch.unscaled:
                 self._count_unscaled(watch)
+            if self._context.live and watch.sums.step_ended(watch.passes, self._context.current.clip_norm):
+                self._report_sums(watch)
         watch.intact, watch.passes = True, 0
         if grad is not None and watch.state is not None:
             watch.state.version = grad._version
@@ -344,6 +350,7 @@ class KeptGradients:
             self._end_series(watch)
             if watch.repeated > 1:
                 self._report_unscaled(watch)
+            self._report_sums(watch)
 
     # --- repeated unscaling ------------------------------------------------------------------------------------------
 
@@ -371,6 +378,10 @@ class KeptGradients:
         watch.most_unscaled = max(watch.most_unscaled, times)
         if watch.repeated == 1:
             self._report_unscaled(watch)
+
+    def _report_sums(self, watch: _Watch) -> None:
+        if (data := watch.sums.data(watch.name)) is not None:
+            self._event(watch, data)
 
     def _report_unscaled(self, watch: _Watch) -> None:
         data = {

@@ -1,4 +1,4 @@
-"""Gradients that are never zeroed, or unscaled once more with each micro-batch: the log says so, and of no others."""
+"""Gradients that are never zeroed, or unscaled or divided again with each micro-batch: the log says so of no others."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ MISSING = {
 
 #: Loops that something else is said of.
 TOLD = {"unscaled_each": None, "scale_dropped": None, "scale_dropped_sometimes": None}
+#: Loops that divide the sum of gradients after each backward pass, and their divisors.
+DIVIDED = {"divided_after_each_pass": 4096.0, "replaced_after_each_pass": 4.0}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ def test_gradients_that_are_never_zeroed_are_told(logs, name):
     assert (last["optimizer"], last["summed"], last["kept"], last["of"]) == MISSING[name]
 
 
-@pytest.mark.parametrize("name", [name for name in LOOPS if name not in MISSING | TOLD])
+@pytest.mark.parametrize("name", [name for name in LOOPS if name not in MISSING | TOLD | DIVIDED])
 def test_nothing_is_said_of_others(logs, name):
     assert told(logs, name) == []
 
@@ -62,6 +64,16 @@ def test_gradients_unscaled_with_each_micro_batch_are_one_attempt(logs):
     last = told(logs, "unscaled_each")[-1]
     assert (last["what"], last["optimizer"], last["times"]) == ("unscaled-again", "SGD#0", 4)
     assert last["steps"] == last["of"] == STEPS
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_sums_divided_after_each_pass_are_counted(logs, name):
+    first, last = told(logs, name)
+    assert first["what"] == last["what"] == "rescaled-sum"
+    assert last["factor"] == pytest.approx(1.0 / DIVIDED[name], rel=1e-5)
+    assert (last["optimizer"], last["passes"], last["steps"], last["of"]) == ("SGD#0", 4, STEPS - 2, STEPS - 2)
+    [finding] = [f for f in diagnose(precdoctor.open_run(logs / name)).findings if f.code == "PD309"]
+    assert f"divided by {DIVIDED[name]:.4g} after each of 4 backward passes" in finding.title
 
 
 @pytest.mark.parametrize(("name", "steps"), [("scale_dropped", STEPS), ("scale_dropped_sometimes", STEPS // 2)])

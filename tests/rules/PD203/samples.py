@@ -100,6 +100,26 @@ def behind_a_functional_relu() -> Training:
     return given_nothing().change(lambda r: r.update(negative), kind="output", module="head")
 
 
+def cut_to_zero(level: float, *, numel: int = NUMEL, gradient: bool = True) -> Training:
+    """The function behind ``qkv``, whose outputs lie around ``level``, makes all of them zero: ``proj`` gets zeros.
+
+    Args:
+        level: a negative one, and it is a ReLU; zero, and it is something else.
+        numel: number of elements of these outputs.
+        gradient: whether the gradient of these outputs is zero.
+    """
+    run, qkv, proj = dead("blocks.0.attn.qkv", "blocks.0.attn.proj"), "blocks.0.attn.qkv", "blocks.0.attn.proj"
+    outputs = histogram(np.random.default_rng(4).normal(level, 0.05 if level else 1.0, numel))
+    run.change(lambda r: r.update({"exp_lo": None, "exp_hist": None} | outputs), kind="output", module=qkv)
+    run.change(lambda r: r.update(ZERO), kind="input", module=proj)
+    return run.change(lambda r: r.update(ZERO), kind="grad_output", module=qkv) if gradient else run
+
+
+def before_a_zero_output() -> Training:
+    """``proj`` has no bias: its output is zero, too."""
+    return cut_to_zero(-4.1).change(lambda r: r.update(ZERO), kind="output", module="blocks.0.attn.proj")
+
+
 def first_steps_of_a_zero_layer() -> Training:
     run = Training()
     for step in range(2):
@@ -248,6 +268,29 @@ FIRING = {
     "weight_zero_in_half": Sample(given_nothing_in_half, module="head", severity="info", says=("not trained",)),
     "functional_relu": Sample(
         behind_a_functional_relu, module="head", severity="warning", says=("is dead", "almost all negative")
+    ),
+    "relu_behind_the_layer_before": Sample(
+        lambda: cut_to_zero(-4.1), module="blocks.0.attn.qkv", kind="output", severity="warning",
+        says=(
+            "every output of `blocks.0.attn.qkv` is negative, and the ReLU behind it passes none", "(largest -3.9",
+            "input of `blocks.0.attn.proj` is zero", "limit 6",
+        ),
+    ),
+    "relu_before_a_zero_output": Sample(
+        before_a_zero_output, module="blocks.0.attn.qkv", kind="output", severity="warning",
+        says=("passes none", "input of `blocks.0.attn.proj` is zero"),
+    ),
+    "cut_by_something_else": Sample(
+        lambda: cut_to_zero(0.0), module="blocks.0.attn.qkv", kind="output", severity="warning",
+        says=("no output of `blocks.0.attn.qkv` passes the function behind it", "None of the 4,096 outputs"),
+    ),
+    "zeros_from_elsewhere": Sample(
+        lambda: cut_to_zero(0.0, gradient=False), module="blocks.0.attn.proj", kind="weight_grad", severity="warning",
+        says=("does arrive", "its input, or the code between, is zero"),
+    ),
+    "zeros_of_another_size": Sample(
+        lambda: cut_to_zero(-4.1, numel=1000), module="blocks.0.attn.proj", kind="weight_grad", severity="warning",
+        says=("does arrive", "its input, or the code between, is zero"),
     ),
     "unreached": Sample(unreached, module="head", severity="info", rank=None, bare=True, says=("never got",)),
 }  # fmt: skip

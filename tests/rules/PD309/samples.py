@@ -55,6 +55,27 @@ def dropped(steps: int) -> Training:
     return run
 
 
+def divided(steps: int, *, factor: float = 1 / 4096, passes: int = 4) -> Training:
+    """The recorder has measured this factor after each backward pass, on so many of twelve steps."""
+    run = Training()
+    data = {"what": "rescaled-sum", "optimizer": "AdamW#0", "factor": factor, "passes": passes, "of": 12}
+    data |= {"steps": steps}
+    run.events.append({"event": "warning", "id": "0-w0", "step": 11, "root": "GPT#0", "data": json.dumps(data)})
+    return run
+
+
+def divided_now_and_then() -> Training:
+    return divided(3)
+
+
+def divided_by_little() -> Training:
+    return divided(12, factor=0.9)
+
+
+def multiplied() -> Training:
+    return divided(12, factor=4.0)
+
+
 def dropped_now_and_then() -> Training:
     """Another loss of the same step is not under the scaler."""
     return dropped(3)
@@ -73,6 +94,21 @@ FIRING = {
         says=("unscaled 4 times", "limit 80 %"),
         evidence={"unscaled_times": 4, "given_share": 0.25},
     ),
+    "divided_by_hand": Sample(
+        lambda: divided(12),
+        module="",
+        kind=None,
+        bare=True,
+        says=("divided by 4096 after each of 4", "limit 80 %", "counts 0.000244", "1.46e-11"),
+        evidence={"factor": 1 / 4096, "unscaled_times": 4},
+    ),
+    "divided_by_the_micro_steps_each_time": Sample(
+        lambda: divided(12, factor=0.25),
+        module="",
+        kind=None,
+        bare=True,
+        says=("divided by 4 after each of 4", "1.33 of 4"),
+    ),
     "scaled_loss_dropped": Sample(
         lambda: dropped(12),
         1,
@@ -86,5 +122,9 @@ FIRING = {
     ),
 }
 HEALTHY = {
-    f.__name__: f for f in (once, now_and_then, dropped_now_and_then, clipped, divided_by_the_micro_steps, left_scaled)
-}
+    f.__name__: f
+    for f in (
+        once, now_and_then, dropped_now_and_then, divided_now_and_then, divided_by_little, multiplied, clipped,
+        divided_by_the_micro_steps, left_scaled,
+    )
+}  # fmt: skip

@@ -15,10 +15,11 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.families.loss_scaling.rescaled_sums import MAX_FACTOR, MIN_STEPS, Misuse, rescaled_finding
 from precdoctor.diagnosis.survey.frames import AT, at, finite, firsts, groups, on_steps, pairs
 from precdoctor.diagnosis.survey.histories import by_optimizer, watched_steps
 from precdoctor.diagnosis.survey.measures import column
-from precdoctor.diagnosis.survey.rows import integer, location, text
+from precdoctor.diagnosis.survey.rows import integer, location, number, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
@@ -34,6 +35,11 @@ Gradients that keep their scale are no finding: dividing the learning rate inste
 The same happens if `scaler.unscale_` is called after every micro-batch, with `scaler.update()` in between so that it
 does not raise: each call divides the sum so far once again, and only the last micro-batch counts. The recorder counts
 the calls on gradients that stay in between; the finding needs a `share` of such steps.
+
+A script that divides by hand after every micro-batch does the same, whatever the divisor: the loss scale, or the number
+of micro-batches. On sampled steps with several backward passes the recorder measures gradients after each pass, and
+before the next pass or the step. It counts the steps on which all of these factors are equal. The finding needs three
+such steps, a `share` of all, and a factor of at most one half. Factors that differ, as those of clipping, do not count.
 
 It also happens if the script passes a loss to `scaler.scale` but calls `backward` on the loss itself: the result of
 `scale` is lost, and `scaler.step` still divides. The finding needs a `share` of such steps.
@@ -68,11 +74,15 @@ _StepKey = tuple[Process, int]
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """At most one finding: repeated ``unscale_`` calls, else ``backward`` on an unscaled loss, else the ratio."""
+    """At most one finding: repeated ``unscale_`` calls or divisions, ``backward`` on an unscaled loss, or the ratio."""
     repeated = _worst_misuse(_repeated_unscales(view), options["share"])
     if repeated is not None:
         reason = f"{repeated.steps:,} of {plural(repeated.of, 'step')} unscaled several times"
         return Checked([_repeated_finding(view, repeated, options)], reason)
+    rescaled = _worst_misuse(_rescaled_sums(view), options["share"])
+    if rescaled is not None:
+        reason = f"{rescaled.steps:,} of {plural(rescaled.of, 'step')} with sums that were rescaled after each pass"
+        return Checked([rescaled_finding(RULE, rescaled, options["share"])], reason)
     unused = _worst_misuse(_unscaled_losses(view), options["share"])
     if unused is not None:
         reason = f"{unused.steps:,} of {plural(unused.of, 'step')} of a scaler began at an unscaled loss"
@@ -175,57 +185,43 @@ def _finding(guilty: Mapping[_StepKey, _Step], share: float, options: Options) -
 # -- calls that the recorder observed ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Misuse:
-    """A misuse of a scaler, from a warning event of the recorder.
-
-    Attributes:
-        steps, of: number of step attempts with the misuse, and of all step attempts of the scaler.
-        times: largest number of ``unscale_`` calls on the gradients of one step.
-        source: line of the first ``backward`` call on an unscaled loss.
-    """
-
-    process: Process
-    steps: int
-    of: int
-    root: str | None = None
-    optimizer: str = ""
-    times: int = 0
-    source: Source | None = None
-
-    @property
-    def share(self) -> float:
-        return self.steps / max(self.of, 1)
-
-
 def _counts(event: Mapping[str, Any], *names: str) -> Iterator[int]:
     return (integer(event["data"].get(name)) or 0 for name in names)
 
 
-def _repeated_unscales(view: RunView) -> Iterator[_Misuse]:
+def _repeated_unscales(view: RunView) -> Iterator[Misuse]:
     """Yield per optimizer the number of steps whose gradients were unscaled several times."""
     for process, event in view.warnings_about("unscaled-again"):
         steps, of, times = _counts(event, "steps", "of", "times")
         root, optimizer = text(event.get("root")) or None, text(event["data"].get("optimizer"))
         if times > 1:
-            yield _Misuse(process, steps, of, root, optimizer, times)
+            yield Misuse(process, steps, of, root, optimizer, times)
 
 
-def _unscaled_losses(view: RunView) -> Iterator[_Misuse]:
+def _unscaled_losses(view: RunView) -> Iterator[Misuse]:
     """Yield per process the number of steps that ran ``backward`` only on losses passed to ``scaler.scale``."""
     for process, event in view.warnings_about("scale-unused"):
         steps, of = _counts(event, "steps", "of")
         file, line = text(event.get("file")), integer(event.get("line"))
-        yield _Misuse(process, steps, of, source=Source(file, line, None) if file and line else None)
+        yield Misuse(process, steps, of, source=Source(file, line, None) if file and line else None)
 
 
-def _worst_misuse(misuses: Iterator[_Misuse], share: float) -> _Misuse | None:
+def _rescaled_sums(view: RunView) -> Iterator[Misuse]:
+    """Yield per optimizer the number of steps whose gradients were divided after each of several backward passes."""
+    for process, event in view.warnings_about("rescaled-sum"):
+        steps, of, passes = _counts(event, "steps", "of", "passes")
+        root, factor = text(event.get("root")) or None, number(event["data"].get("factor")) or 1.0
+        if passes > 1 and steps >= MIN_STEPS and 0.0 < factor <= MAX_FACTOR:
+            yield Misuse(process, steps, of, root, text(event["data"].get("optimizer")), passes, factor=factor)
+
+
+def _worst_misuse(misuses: Iterator[Misuse], share: float) -> Misuse | None:
     """The misuse with most steps; None if its share of the steps is below ``share``."""
     worst = max(misuses, key=lambda m: (m.steps, -m.process.rank), default=None)
     return worst if worst is not None and worst.steps and worst.share >= share else None
 
 
-def _repeated_finding(view: RunView, misuse: _Misuse, options: Options) -> Finding:
+def _repeated_finding(view: RunView, misuse: Misuse, options: Options) -> Finding:
     steps = by_optimizer(view).get((misuse.process, misuse.optimizer), ())
     first = next((s for s in steps if s.loss_scale), None)
     scale, step = _scale_at(first)
@@ -270,7 +266,7 @@ def _repeated_finding(view: RunView, misuse: _Misuse, options: Options) -> Findi
     )
 
 
-def _unscaled_loss_finding(view: RunView, misuse: _Misuse, options: Options) -> Finding:
+def _unscaled_loss_finding(view: RunView, misuse: Misuse, options: Options) -> Finding:
     steps = view.timeline.get(misuse.process, ())
     first = next((s for s in steps if s.loss_scale and s.loss_scale > 1.0), None)
     scale, step = _scale_at(first)

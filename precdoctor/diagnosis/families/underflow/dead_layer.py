@@ -1,8 +1,8 @@
 """PD203: layers whose weights get a gradient of exactly zero, or none.
 
-One finding from four detectors: layers with a gradient of zero to the end of the run (here), layers whose gradient FP16
-flushed (:mod:`.dead_layer_flushed`), that died during the run (:mod:`.dead_layer_dying`), or whose output saturates the
-function after it (:mod:`.dead_layer_saturated`).
+One finding from four detectors: layers with a gradient of zero to the end of the run (here; :mod:`.dead_layer_origin`),
+layers whose gradient FP16 flushed (:mod:`.dead_layer_flushed`), that died during the run (:mod:`.dead_layer_dying`), or
+whose output saturates the function after it (:mod:`.dead_layer_saturated`).
 """
 
 from __future__ import annotations
@@ -19,23 +19,30 @@ from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import named, plural
 from precdoctor.diagnosis.families.underflow.dead_layer_dying import dying_finding, find_death
 from precdoctor.diagnosis.families.underflow.dead_layer_flushed import find_flushed_zeros, flushed_finding
+from precdoctor.diagnosis.families.underflow.dead_layer_origin import (
+    ZeroOrigin,
+    find_zero_origin,
+    is_negative,
+    let_through,
+    revive,
+)
 from precdoctor.diagnosis.families.underflow.dead_layer_saturated import find_saturated_layers, saturated_finding
 from precdoctor.diagnosis.survey.frames import PARAMETER, at, firsts, groups, lasts, parameters
 from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.rows import Parameter, TensorRow, dotted, location, tensor_evidence, text
 from precdoctor.diagnosis.survey.view import Process, RunView
-from precdoctor.numerics.tail import magnitude
 
 PAGE = RulePage(
     finds="""
 Weight matrices that require gradients and take part in the forward pass, but whose gradient is exactly zero in every
 element, on all recorded steps or from some step on: a ReLU that never fires, a gate stuck at zero, a path cut by
 rounding. In a chain of dead layers the rule names the output that is zero throughout; without one it names the layer
-nearest the loss. If that layer's output is neither all negative nor saturated, and the gradient that arrives there is
-already zero, the loss itself gives it no gradient (a term with weight zero, a mask): that is information. Layers that
-no gradient reaches at all (`grad` stays None: detached, or their output is not used in the loss) are also information.
-Not evaluated are biases, frozen weights, modules that never ran, steps without a learning rate, and the first steps of
-zero-initialised layers. Single dead units or unused embedding rows are not a dead layer.
+nearest the loss. If the input of that layer is zero throughout, or a ReLU made the output zero, the rule names the
+module before that, the last one with non-zero outputs. If the layer's output is neither all negative nor saturated, and
+the gradient that arrives there is already zero, the loss itself gives it no gradient (a term with weight zero, a mask):
+that is information. Layers that no gradient reaches at all (`grad` stays None: detached, or their output is not used in
+the loss) are also information. Not evaluated are biases, frozen weights, modules that never ran, steps without a
+learning rate, and the first steps of zero-initialised layers. Dead units or unused embedding rows are no dead layer.
 
 In FP16 all of that may be underflow. The gradient was flushed if the last gradient before the zeros lies at or below
 FP16's smallest normal number throughout, or if every FP16 gradient is zero from the loss on. This is a warning, or an
@@ -79,8 +86,6 @@ layer that died, 0.7 if some of its units still live. If rows were dropped, a mi
 )
 #: Minimum share of the recorded steps on which a layer is dead or saturated. Chosen empirically: most of the run.
 _MIN_SHARE = 0.75
-#: An output is almost all negative if its sum is below minus this share of its magnitude. Chosen empirically.
-_NEGATIVE = 0.75
 #: Magnitude from which tanh is 1 in FP32; a sigmoid is from 17 on.
 _FLAT_FROM = 9.0
 
@@ -214,15 +219,17 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
     if zeros is not None:
         parts = elements, sum(g.numel for g in every.values())
         return flushed_finding(RULE, view, zeros, parameters, parts, (steps, all_steps), options["min_steps"])
-    culprit = blocker or row
     why, unused = _gradient_stop(row, blocker, rows)
+    origin = None if unused or _layer(row)[1].startswith("weight_hh") else find_zero_origin(rows, blocker or row)
+    culprit = origin.output if origin is not None else blocker or row
+    why = origin.words(view) if origin is not None else why
     message = (
         f"The gradient of {named(parameters)} was exactly zero in every element on "
         f"{'all' if steps == all_steps else f'the last {steps:,} of'} {plural(all_steps, 'recorded step')} (limit "
         f"{options['min_steps']:g}), up to step {step}. {elements:,} elements in {len(dead)} of {len(every):,} weight "
         f"matrices get no gradient. {why}"
     )
-    is_part = blocker is None and not unused and _trains_otherwise(row, rows)
+    is_part = culprit is row and not unused and _trains_otherwise(row, rows)
     name = _layer(row)[1]
     recurrent, reverse = is_part and name.startswith("weight_hh"), name.endswith("_reverse")
     short = recurrent and not reverse
@@ -230,14 +237,15 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
         message += _SHORT_WORDS if short else _REVERSE_WORDS if recurrent else _PART_WORDS
     who = f"`{dotted(row.module, row.name) if is_part else culprit.module or culprit.root}`"
     unused = unused or is_part
-    title = f"{who} lets no gradient pass" if blocker is not None else f"{who} is {'not trained' if unused else 'dead'}"
+    title = f"{who} is {'not trained' if unused else 'dead'}" if culprit is row else f"{who} lets no gradient pass"
+    title = origin.headline if origin is not None else title
     return RULE.finding(
         severity=Severity.INFO if unused and (not is_part or short) else None,
         confidence=0.9 if steps >= 2 * options["min_steps"] else 0.75,
         title=f"{title}: {plural(len(dead), 'weight')} got a gradient of exactly zero on "
         f"{'all' if steps == all_steps else 'the last'} {steps} steps",
         message=message,
-        location=location(culprit, Phase.FORWARD if blocker is not None else Phase.BACKWARD, process, step),
+        location=location(culprit, Phase.BACKWARD if culprit is row else Phase.FORWARD, process, step),
         evidence={
             "zero_gradient_steps": steps,
             "limit": options["min_steps"],
@@ -248,7 +256,8 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
         },
         prescriptions=(_freeze_part(row, len(dead)),) if is_part
         else (_freeze(row.module or row.root, row.module, len(dead)),) if unused
-        else (_revive(dead, blocker, row, rows, elements),),
+        else (let_through(origin, elements),) if origin is not None and not is_negative(origin.output)
+        else (revive(_to_revive(dead, origin, blocker, row, rows), row.root, elements),),
     )  # fmt: skip
 
 
@@ -298,27 +307,18 @@ def _gradient_stop(row: TensorRow, blocker: TensorRow | None, rows: Sequence[Ten
     return f"{words}: the loss does not use it, or gives it the weight zero.", True
 
 
-def _revive(
-    dead: _Gradients, blocker: TensorRow | None, row: TensorRow, rows: Sequence[TensorRow], elements: int
-) -> Prescription:
-    """Initialise again the last dead layer before the zero output, or the dead layer itself."""
-    module = _layer(row)[0]
-    if blocker is not None:
-        places = {(root, name) for root, name, _ in dead}
-        before = [
-            r for r in rows if r.kind == "output" and (r.root, r.module) in places and r.position < blocker.position
-        ]
-        module = max(before, key=lambda r: r.position).module if before else module
-    return Prescription(
-        title=f"initialise `{module or row.root}` again: dead elements {elements:,} -> 0",
-        change={"module": module, "initialise": True},
-        predicted={"dead_elements": {"from": elements, "to": 0}},
-        snippet=(
-            "import torch\n\n"
-            f"layer = {module_expression(module)}\n"
-            "layer.reset_parameters()  # weights and bias, so that the activation behind it fires\n"
-        ),
-    )
+def _to_revive(
+    dead: _Gradients, origin: ZeroOrigin | None, blocker: TensorRow | None, row: TensorRow, rows: Sequence[TensorRow]
+) -> list[str]:
+    """FQNs of the modules that made the zeros, else of the last dead layer before the zero output or the dead layer."""
+    weighted = {r.module for r in rows if r.kind == "weight_grad" and r.root == row.root}
+    modules = [m for m in origin.modules if m in weighted] if origin is not None else []
+    if modules or blocker is None:
+        return modules or [_layer(row)[0]]
+    places = {(root, name) for root, name, _ in dead}
+    outputs = [r for r in rows if r.kind == "output" and (r.root, r.module) in places]
+    before = [r for r in outputs if r.position < blocker.position]
+    return [max(before, key=lambda r: r.position).module if before else _layer(row)[0]]
 
 
 def _blocker(rows: Sequence[TensorRow], dead: _Gradients) -> TensorRow | None:
@@ -341,7 +341,7 @@ def _flatness_words(row: TensorRow, rows: Sequence[TensorRow]) -> str:
     """A predicate: why the activation after the layer's output is flat; empty if the output does not show it."""
     outputs = [r for r in rows if r.kind == "output" and (r.root, r.module) == (row.root, row.module)]
     for output in outputs:
-        if output.sum is not None and -output.sum >= _NEGATIVE * magnitude(output.histogram) > 0.0:
+        if is_negative(output):
             return "is almost all negative: a ReLU behind it never fires"
         if output.amin_nonzero is not None and output.amin_nonzero >= _FLAT_FROM and not output.zero:
             return f"is nowhere below {output.amin_nonzero:.3g} in magnitude: the function behind it is saturated"
