@@ -329,6 +329,19 @@ def window_means(x):
     return (total[..., 4:] - total[..., :-4]) / 4
 
 
+def segment_means(x, dtype):
+    total = F.pad(F.softplus(x).to(dtype).cumsum(1), (0, 0, 1, 0))
+    ends = torch.arange(8, x.shape[1] + 1, 8)
+    means = (total[:, ends] - total[:, ends - 8]).float() / 8
+    return (means - means.mean(1, keepdim=True)).relu()
+
+
+def round_windows(x, dtype):
+    total = F.softplus(x).cumsum(1, dtype=dtype)
+    means = (total.float() - total.float().roll(8, 1))[:, 8:] / 8
+    return (means - means.mean(1, keepdim=True)).relu()
+
+
 def box_sums(x):
     table = F.pad((x * 1.0).cumsum(-1).cumsum(-2), (1, 0, 1, 0))
     return table[..., 3:, 3:] - table[..., :-3, 3:] - table[..., 3:, :-3] + table[..., :-3, :-3]
@@ -864,6 +877,20 @@ PROBES = {
         window_means,
         lambda: (normal(4, 600, mean=60, scale=4, dtype=BF16),),
         lambda: (normal(4, 600, mean=60, scale=4),),
+    ),
+    "segment_means_bf16": Probe(
+        ("PD705",),
+        "total[:, ends]",
+        segment_means,
+        lambda: (trained(2, 768, 4), BF16),
+        lambda: (trained(2, 96, 4), BF16),
+    ),
+    "round_windows_fp16": Probe(
+        ("PD705",),
+        "total.float()",
+        round_windows,
+        lambda: (trained(2, 6000, 4), FP16),
+        lambda: (trained(2, 768, 4), FP16),
     ),
     "box_sums_bf16": Probe(
         ("PD705",),

@@ -6,6 +6,7 @@ from before its first rounding on, by storage.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from precdoctor.recording.deepscan.angles import TURNS, note_angles
 from precdoctor.recording.deepscan.effects import Effects
+from precdoctor.recording.deepscan.running_sums import COARSE, RUNNING, follow_coarse
 from precdoctor.recording.deepscan.scan_facts import Event, Findings, worst
 from precdoctor.recording.deepscan.scanned_op import HALF, Call, names
 from precdoctor.recording.ops.dispatched_ops import storage_key, tensors_in
@@ -30,7 +32,7 @@ _WIDER = {
 #: Maximum number of elements followed, and of elements of one tensor that no cast has made.
 _MAX_SOURCES, _MAX_MADE = 1 << 22, 1 << 18
 #: Ops that round to half by themselves, and all ops through which data is followed.
-_ROUNDS = names("cumsum cumprod add sub mul div")
+_ROUNDS = RUNNING | names("add sub mul div")
 _CARRIES = _ROUNDS | names(
     "_to_copy clone cat stack index index_select gather where neg abs flip roll repeat floor trunc ceil mean "
     "constant_pad_nd reflection_pad1d replication_pad1d masked_fill tril triu rsub"
@@ -54,8 +56,6 @@ _FOLLOWED = TURNS | _CARRIES | _EXPANDS | _CHOOSES | _KEEPS | _SUBTRACTS | _CENT
 _REDUCES = names("sum mean _log_softmax _softmax log exp sigmoid log_sigmoid_forward mm bmm")
 #: Relative error from which on a difference is noise; for a column, of its L2 norm.
 _NOISE, _COLUMN = 0.5, 0.25
-#: The same for data as a whole: no 8-bit format is that coarse.
-_DATA = 0.125
 #: Differences below this share of their operands are left out: FP32 rounding, as between two copies of a model.
 _RESOLVED = 2.0**-20
 #: Above this FP32 holds no odd integers.
@@ -96,6 +96,7 @@ class Differences:
 
     def __init__(self, findings: Findings, effects: Effects) -> None:
         self._findings, self._effects = findings, effects
+        self._follow_coarse = functools.partial(follow_coarse, findings, effects)
         #: The last ops whose result may be close to a constant, and the versions of their operands.
         self._last_calls: deque[tuple[Call, list[int | None]]] = deque(maxlen=2)
         self._sources: Notes[_Source] = Notes()
@@ -127,20 +128,22 @@ class Differences:
         if exact is None:
             return
         if exact.stride() != result.stride():
-            exact = torch.empty_strided(result.shape, result.stride(), dtype=exact.dtype, device=exact.device).copy_(
-                exact
-            )
+            laid_out = torch.empty_strided(result.shape, result.stride(), dtype=exact.dtype, device=exact.device)
+            exact = laid_out.copy_(exact)
         self._room -= result.numel()
         theirs = any(storage_key(x) == storage_key(exact) for x in tensors_in(call.args))
         expands = (call.name in _EXPANDS and self._only_expands(call)) or self._expanded(call)
         pairs = call.name in _PAIRS or any(source.pairs for source in self._known_sources(call))
-        running, version = self._is_running_sum(call), _version(exact)
+        # A difference of two running sums is as small as their terms: what is made of it is no running sum any more.
+        differs = call.name in _SUBTRACTS and sum(s.is_running_sum for s in self._known_sources(call)) > 1
+        differs &= all(x.shape == result.shape for x in call.operands)  # the total minus each is one
+        running, version = self._is_running_sum(call) and not differs, _version(exact)
         self._sources.put(result, _Source(exact, self._coarsest(call), not theirs, version, expands, pairs, running))
 
     def _is_running_sum(self, call: Call) -> bool:
-        """Return whether a result is a running sum in half, or made of one (a summed-area table)."""
-        half = call.results[0].dtype in HALF
-        return half and (call.name == "cumsum" or any(source.is_running_sum for source in self._known_sources(call)))
+        """Return whether a result is a running sum in half, or made of one (a summed-area table, a wider copy)."""
+        made = call.name in RUNNING and call.results[0].dtype in HALF
+        return made or any(source.is_running_sum for source in self._known_sources(call))
 
     def _known_sources(self, call: Call) -> list[_Source]:
         """Return the valid sources of an op's operands."""
@@ -173,6 +176,7 @@ class Differences:
             return None
         sources = {id(x): found.double() for x in call.operands if (found := self._source(x)) is not None}
         rounds = (reduced or expands or (result.dtype in HALF and name in _ROUNDS)) and result.numel() <= _MAX_MADE
+        rounds |= result.dtype in HALF and name in RUNNING  # of any size: whole sequences
         exact = call.again(sources) if sources or rounds else None
         return exact[0] if exact is not None else None
 
@@ -194,7 +198,8 @@ class Differences:
             self._room -= size
             image = image.to(torch.float64, copy=True)
         image.as_strided(target.shape, target.stride(), target.storage_offset()).copy_(wide.detach())
-        self._sources.put(target, _Source(image, target.dtype, is_copy=True, version=_version(image)))
+        running = self._is_running_sum(call)
+        self._sources.put(target, _Source(image, target.dtype, True, _version(image), is_running_sum=running))
 
     def after(self, call: Call, is_older: Callable[[Tensor], bool]) -> None:
         """Judge an op of a forward pass, of loss code or of the script, and keep the numbers behind its result.
@@ -297,14 +302,10 @@ class Differences:
         half = call.results[0].dtype in HALF
         inside, sources = call.phase != "loss" and bool(call.where.module), {}
         for x in call.operands:
-            source = self._source(x)
+            source, may_be_constant = self._source(x), half and inside and not x.requires_grad
             if source is not None and not (inside and source.requires_grad):
                 sources[id(x)] = source
-            elif (
-                x.numel() > 1
-                and (x.dtype in HALF or not half)
-                and not (half and inside and is_older(x) and not x.requires_grad)
-            ):
+            elif x.numel() > 1 and (x.dtype in HALF or not half) and not (may_be_constant and is_older(x)):
                 return False
         wide = call.again({k: v.double() for k, v in sources.items()}) if sources else None
         return wide is not None and self._judge(call, wide[0])
@@ -322,7 +323,7 @@ class Differences:
         off = torch.where(known, (seen - exact).abs(), 0.0)
         wrong = known & (off > _NOISE * size) & (size < 2 * eps * largest)
         if not bool(wrong.any()):
-            return False
+            return self._is_running_sum(call) and self._follow_coarse(call, exact, known, off, largest, dtype)
         expands = self._expanded(call) and not followed
         model = call.phase in ("forward", "loss")
         if expands and model and any(s.pairs for s in self._known_sources(call)):  # Sums follows those of moments
@@ -339,8 +340,8 @@ class Differences:
         many, of = int(wrong.sum()), int(known.sum())
         if many * 2 < of or not many or off[known].norm() < _COLUMN * size[known].norm():
             wrong, known = all_wrong, all_known
-            if not data or off.norm() < _DATA * size[known].norm():
-                return False
+            if not data or off.norm() < COARSE * size[known].norm():
+                return self._is_running_sum(call) and self._follow_coarse(call, exact, known, off, largest, dtype)
         if followed:
             self._follow(call, exact, wrong, known, off, largest, dtype)
             return False
@@ -349,7 +350,7 @@ class Differences:
             self._hold_back(result, self._findings.event_of(call), measured)
             return False
         self._findings.add("cancellation", call, **measured)
-        return bool(measured["of_data"]) and measured["noise"] >= _DATA
+        return bool(measured["of_data"]) and measured["noise"] >= COARSE
 
     def _follow(self, call: Call, exact: Tensor, wrong: Tensor, known: Tensor, off: Tensor, largest: Tensor,
                 dtype: torch.dtype, *, pairs: bool = False) -> None:  # fmt: skip

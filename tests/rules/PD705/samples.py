@@ -39,6 +39,25 @@ def interval(**changes: Any) -> dict[str, Any]:
     return log_ratio(**{**measured, **changes})
 
 
+def window_means(**changes: Any) -> dict[str, Any]:
+    """Window means of activations by a running sum, which reaches 700 and has steps of 4 there."""
+    measured = {"dtype": "bfloat16", "wrong": 5995, "of": 12190, "noise": 0.18, "largest": 700.0, "seen": 16.0,
+                "exact": 13.15, "rounded_before": True, "running_sum": True}  # fmt: skip
+    return fact("cancellation", "sub.Tensor", **{**measured, **changes})
+
+
+def wide_windows() -> Training:
+    return scanned(window_means(noise=0.06, wrong=900, effect=0.02, fed=used("addmm.default")))
+
+
+def windows_that_hardly_matter() -> Training:
+    return scanned(window_means(effect=0.003, fed=used("addmm.default")))
+
+
+def windows_of_one_scan() -> Training:
+    return with_scans(scanned(window_means(), steps=(0,)), 1, 8)
+
+
 def gaps(**changes: Any) -> dict[str, Any]:
     """Unix times that the script made FP32 before any scan: the gaps between them are 128 seconds or none."""
     measured = {"dtype": "float32", "wrong": 440, "of": 448, "zeros": 412, "ulp": 128.0, "largest": 1.71e9,
@@ -81,6 +100,10 @@ def near_the_targets() -> Training:
 
 
 FIRING = {
+    "window_means": Sample(
+        lambda: scanned(window_means(effect=0.04, fed=used("addmm.default"))), 0, "blocks.0.attn", severity="warning",
+        says=("is 18 % noise: bfloat16 holds the sums, up to 700", "5,995 of 12,190", "4 % of the result of addmm"),
+    ),
     "interval": Sample(
         lambda: scanned(interval()), 0, severity="warning",
         says=("is bfloat16 25 % noise", "error of all is 25 % of them (L2, limit 12 %)"),
@@ -121,5 +144,8 @@ HEALTHY = {
         a_near_pair,
         near_pairs_do_nothing,
         long_gaps,
+        wide_windows,
+        windows_that_hardly_matter,
+        windows_of_one_scan,
     )
 }

@@ -504,6 +504,43 @@ def test_data_is_compared_with_what_it_was_before_its_first_rounding():
     assert "cancellation" not in facts(twice, rewards)
 
 
+def test_differences_of_running_sums_in_half_are_judged_where_the_sums_are_large():
+    x = (1 + 0.2 * torch.randn(4, 768, 3)).requires_grad_()
+    weight = torch.randn(3, 5)
+
+    def means(total):
+        return ((total[:, 8:] - total[:, :-8]).float() / 8) @ weight
+
+    def windows(x, dtype=torch.bfloat16):
+        return means(x.to(dtype).cumsum(1))
+
+    def rests(x):
+        total = x.bfloat16().cumsum(1)
+        return means(total[:, -1:] - total)
+
+    def filled(x):
+        total = torch.zeros(4, 769, 3, dtype=torch.bfloat16)
+        total[:, 1:] = x.bfloat16().cumsum(1)
+        return means(total)
+
+    def exclusive(x):
+        half = x.bfloat16()
+        return means(half.cumsum(1) - half)
+
+    long = (1 + 0.2 * torch.randn(2, 46_000, 3)).requires_grad_()  # more elements than a tensor made in half may have
+    assert facts(windows, long)["cancellation"]["noise"] > 0.5
+    for run in (windows, rests, filled, exclusive):
+        found = facts(run, x)["cancellation"]
+        assert found["running_sum"] is True
+        assert found["noise"] > 0.125
+        assert found["effect"] > 0.01
+        assert found["largest"] > 600
+    assert "cancellation" not in facts(lambda x: windows(x, torch.float16), x)
+    assert "cancellation" not in facts(windows, x[:, :96])
+    deviations = lambda x: (y := windows(x)) - y.mean(1, keepdim=True)  # noqa: E731 - of no running sum any more
+    assert "cancellation" not in facts(deviations, x[:, :96])
+
+
 def test_a_buffer_that_is_written_to_leaves_the_source_of_its_first_values_alone():
     source = torch.linspace(1000, 1001, 64, dtype=torch.float64)
     before = source.clone()

@@ -28,6 +28,11 @@ tensors are data or constants (time stamps, years and their mean), also in one c
 with what it was before its first rounding (a cast, a running sum of intervals, a 16-bit buffer of rewards, time stamps
 that were cast to FP32); there `noise` of the difference in all (L2) is enough. FP32 data above 2^24 that no
 scan saw in a wider format (Unix times) counts if `wrong_share` of its differences are one ulp or none.
+
+Differences of running sums in half (`cumsum`, for window means, segment sums, box sums) are compared with those of the
+same sums in FP64, with a gradient or without. The rounding grows with the sum, so those of the larger half of the sums
+are judged apart, by `noise`.
+
 Of expanded squares of data (`x^2 - 2 x y + y^2` on coordinates far from zero) only the near pairs are wrong. They count
 if `wrong_share` of the rows have one, and `strong_effect` of what it feeds is their error.
 """,
@@ -57,6 +62,7 @@ shows it, or when it could not be followed to the result it feeds.
 
 _MEASURED = "bits and error were measured against FP64 on the run's own numbers"
 _ROUNDED = "the difference was compared with that of the numbers before their cast, in FP64"
+_SUMMED = "the differences were compared with those of the same sums in FP64"
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -68,6 +74,9 @@ def check(view: RunView, options: Options) -> Checked:
             return wrong_share(fact) if wrong_share(fact) >= options["wrong_share"] else 0.0
         if fact.data.get("of_data") is True and fact.number("noise") >= options["noise"]:
             return fact.number("noise")
+        if _is_of_running_sums(fact):
+            matters = fact.number("noise") >= options["noise"] and has_effect(fact, options["effect"])
+            return fact.number("noise") if matters else 0.0
         fmt = known_format(_rounding_dtype(fact))
         if fmt is None or not fact.number("bits_lost") >= fmt.mantissa_bits + 1 - options["bits_left"]:
             return 0.0
@@ -95,6 +104,11 @@ def _rounded_before(fact: Fact) -> bool:
     return fact.data.get("rounded_before") is True
 
 
+def _is_of_running_sums(fact: Fact) -> bool:
+    """Return whether the op subtracts running sums, and only the differences of the larger half were judged."""
+    return fact.data.get("running_sum") is True
+
+
 def _wrong_row_share(fact: Fact) -> float:
     """Return the share of the rows of expanded distances with at least one wrong element."""
     return fact.share("rows_wrong", "rows")
@@ -108,6 +122,8 @@ def _rounding_dtype(fact: Fact) -> str:
 def _rounded_finding(view: RunView, group: Group, options: Options) -> Finding:
     """Return the finding about numbers that were rounded before they were subtracted."""
     fact = group.worst
+    if _is_of_running_sums(fact):
+        return _running_sum_finding(view, group, options)
     wrong, of, zeros = fact.count("wrong"), fact.count("of"), fact.count("zeros")
     dtype, share, noise = _rounding_dtype(fact), percent(wrong_share(fact)), fact.number("noise")
     wide, method = (FP64, "double") if dtype == FP32.dtype else (FP32, "float")
@@ -139,6 +155,35 @@ def _rounded_finding(view: RunView, group: Group, options: Options) -> Finding:
             change={"compute_dtype": {"from": dtype, "to": wide.dtype}, "op": fact.op},
             predicted={"wrong_elements": {"from": wrong, "to": 0}},
             snippet=f"difference = (a.{method}() - b.{method}()).to(torch.{dtype})  # before either is rounded\n",
+        ),
+    )
+
+
+def _running_sum_finding(view: RunView, group: Group, options: Options) -> Finding:
+    """Return the finding about differences of running sums, which are coarse where the sums are large."""
+    fact = group.worst
+    wrong, of, largest, dtype = fact.count("wrong"), fact.count("of"), fact.number("largest"), _rounding_dtype(fact)
+    noise = percent(fact.number("noise"))
+    return place_finding(
+        RULE,
+        view,
+        group,
+        title=f"a difference of running sums {fact.place_words} is {noise} noise: {dtype} holds the sums, up to "
+        f"{largest:.4g}{fact.line}",
+        message=(
+            f"{fact.op_words} subtracts running sums that {dtype} rounds. The differences of the larger half of them, "
+            f"up to {largest:.4g}, have an error of {noise} (L2, limit {percent(options['noise'])}): {wrong:,} of "
+            f"{of:,} are off by an eighth or more, for instance {fact.number('seen'):.4g} where FP64 gives "
+            f"{fact.number('exact'):.4g}.{effect_words(fact, options['effect'])}{group.elsewhere_words}"
+        ),
+        certain=(0.9, _SUMMED),
+        limits={name: options[name] for name in ("noise", "effect")},
+        prescription=Prescription(
+            title=f"keep the running sum in FP32 until it is subtracted{fact.own_line}: wrong elements {wrong:,} -> 0",
+            change={"compute_dtype": {"from": dtype, "to": FP32.dtype}, "op": fact.op},
+            predicted={"wrong_elements": {"from": wrong, "to": 0}},
+            snippet="total = x.float().cumsum(1)  # not in half\n"
+            "means = ((total[:, width:] - total[:, :-width]) / width).to(x.dtype)\n",
         ),
     )
 
@@ -230,7 +275,7 @@ RULE = Rule(
                    "Sixteen times what training tolerates: the result keeps four bits.", maximum=1.0),
         RuleOption("few", 0.1, "fraction", "Least share of wrong elements with such an effect.",
                    "Chosen empirically: one channel of ten.", maximum=1.0),
-        RuleOption("noise", 0.125, "fraction", "Least error of a difference of rounded data (L2).",
+        RuleOption("noise", 0.125, "fraction", "Least error of differences of rounded data or of running sums (L2).",
                    "No format of eight bits rounds as coarsely: E5M2 errs by at most 12.5 %.", maximum=1.0),
         EFFECT,
     ),
