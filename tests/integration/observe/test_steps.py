@@ -485,7 +485,19 @@ def test_what_a_resumed_optimizer_has_done_is_known(tmp_path):
                 optimizer.step()
             return copy.deepcopy(optimizer.state_dict())
 
-        for make in (torch.optim.AdamW, torch.optim.SGD, torch.optim.Adam):
+        class FromOne(torch.optim.Optimizer):  # like Prodigy of pytorch_optimizer
+            def __init__(self, parameters, lr):
+                super().__init__(parameters, {"lr": lr, "step": 1})
+
+            @torch.no_grad()
+            def step(self):
+                for group in self.param_groups:
+                    group["step"] += 1
+                    for p in group["params"]:
+                        self.state[p]["sum"] = self.state[p].get("sum", 0) + p.grad
+                        p -= group["lr"] * self.state[p]["sum"]
+
+        for make in (torch.optim.AdamW, torch.optim.SGD, torch.optim.Adam, FromOne):
             state = trained(make, 5)
             if make is torch.optim.Adam:
                 state["state"][0]["step"] = 5  # as old checkpoints have it
@@ -494,7 +506,8 @@ def test_what_a_resumed_optimizer_has_done_is_known(tmp_path):
     )
     run = precdoctor.open_run(record(tmp_path, "--", *warm(path)).run)
     before = {o["name"]: o["steps_before"] for o in run.ranks[0].facts["optimizers"]}
-    assert before == {"AdamW#0": None, "AdamW#1": 5, "SGD#0": None, "SGD#1": None, "Adam#0": None, "Adam#1": 5}
+    none = dict.fromkeys(("AdamW#0", "SGD#0", "SGD#1", "Adam#0", "FromOne#0"))
+    assert before == {**none, "AdamW#1": 5, "Adam#1": 5, "FromOne#1": 6}
 
 
 def test_the_group_of_each_parameter_is_known_and_what_an_optimizer_holds_for_no_model(tmp_path):
