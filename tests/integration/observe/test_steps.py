@@ -141,6 +141,43 @@ def test_a_backward_pass_that_updates_nothing_does_not_hold_up_steps_without_an_
     assert precdoctor.open_run(done.run).steps()["step"].tolist() == list(range(6))
 
 
+def test_buffers_of_a_script_without_an_optimizer_are_recorded_once_a_step(tmp_path):
+    script(
+        tmp_path,
+        "poisoned.py",
+        """
+        import torch
+        from torch import nn
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+        model[0].bias.requires_grad_(False)
+        for i in range(12):
+            x = torch.randn(8, 4)
+            if i == 5:
+                x[0, 0] = float("inf")
+            for half in (x[:4], x[4:]):
+                loss = model(half).square().mean()
+                if loss.isfinite():
+                    loss.backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    if p.grad is not None:
+                        p -= 0.01 * p.grad
+                        p.grad = None
+        """,
+    )
+    run = precdoctor.open_run(record(tmp_path, "--", *warm("poisoned.py")).run)
+    rows = run.tensors()
+    buffers = rows[rows["kind"] == "buffer"].set_index(["name", "step"]).sort_index()
+    for name in ("running_mean", "running_var"):
+        assert buffers.loc[name].index.tolist() == list(range(12))
+        assert set(buffers.loc[name]["numel"]) == {8}
+    assert (buffers.loc["running_var"]["nan"] > 0).tolist() == [False] * 5 + [True] * 7
+    assert rows[(rows["kind"] == "weight") & (rows["module"] == "0") & (rows["name"] == "bias")]["step"].tolist() == [0]
+    [finding] = [f for f in precdoctor.diagnose(run.path).findings if f.code in ("PD101", "PD104", "PD106")]
+    assert "running_mean" in finding.title + finding.message and finding.evidence["last_finite_step"] == 4
+
+
 def test_steps_without_an_optimizer_end_when_the_weights_were_updated(zoo):
     steps = zoo.steps("no_optimizer")
     assert steps["loss"].tolist() == pytest.approx(zoo.plain["no_optimizer"]["losses"], rel=1e-6)
