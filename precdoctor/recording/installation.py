@@ -16,6 +16,7 @@ from precdoctor.recording.microscope.guard import Guard
 from precdoctor.recording.microscope.live import LiveTrace
 from precdoctor.recording.observe.backward_hooks import BackwardHooks
 from precdoctor.recording.observe.forward_hooks import ForwardHooks
+from precdoctor.recording.observe.frozen_and_buffers import FrozenAndBuffers
 from precdoctor.recording.observe.gradient_looks import EarlyLook
 from precdoctor.recording.observe.logits import Logits
 from precdoctor.recording.observe.module_hooks import keyword_arguments_are_visible
@@ -112,28 +113,28 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
             recorder.warnings.append(CHANGES_ROUNDING)
             probes = Probes(recorder)
             probes.install()
-        abandoned = AbandonedAttempts(recorder)
-        optimizerless, scene = OptimizerlessSteps(recorder, abandoned), Scene(recorder)
+        abandoned, casts, logits = AbandonedAttempts(recorder), Casts(recorder), Logits(recorder)
+        others, scene = FrozenAndBuffers(recorder, casts), Scene(recorder)
+        optimizerless = OptimizerlessSteps(recorder, abandoned, others.record)
         if scene.enabled:
             scene.deliveries.install()
         loss_code = LossCode(recorder, scene)
-        casts, logits = Casts(recorder), Logits(recorder)
         scan, op_list = DeepScan(recorder), OpList(recorder)
         window = StepWindow(recorder, (op_list, scan))
-        forward = ForwardHooks(recorder, optimizerless, scene, loss_code, casts, logits, window, probes)
+        forward = ForwardHooks(recorder, optimizerless, scene, loss_code, casts, others, logits, window, probes)
         before, after = forward.install()
         calls = CompiledCalls(recorder, scene, loss_code, before, after, optimizerless.forward_begins, op_list.region,
                               instrumented=probes is not None)  # fmt: skip
         calls.install(forward.module_hooks.compiles)
         loss_code.forward_begins = optimizerless.forward_begins
         guard = Guard(recorder, scene, scan.suspect)
-        kept_gradients, early = KeptGradients(recorder), EarlyLook(recorder)
-        BackwardHooks(recorder, optimizerless, abandoned, kept_gradients, loss_code, casts, guard, window,
+        kept, early = KeptGradients(recorder), EarlyLook(recorder)
+        BackwardHooks(recorder, optimizerless, abandoned, kept, loss_code, casts, guard, window,
                       forward.module_hooks, logits=logits, early=early).install()  # fmt: skip
         TakenGradients(recorder, scene, loss_code).install()
         LibraryQuantisers(recorder, casts).install()
         shadow = Shadow(recorder, scene) if options.shadow is not None else None
-        OptimizerHooks(recorder, optimizerless, abandoned, kept_gradients, guard, scene, casts, shadow, early).install()
+        OptimizerHooks(recorder, optimizerless, abandoned, kept, guard, scene, others, shadow, early).install()
         recorder.end_open_step = optimizerless.end_open_step
         if applier is not None:
             applier.install_after()

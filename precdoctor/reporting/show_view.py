@@ -56,8 +56,8 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
     versions = summary.run.get("versions")
     if isinstance(versions, Mapping) and versions:
         yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-    if summary.run.get("roots"):
-        yield "models", ", ".join(map(str, summary.run["roots"]))
+    if summary.models:
+        yield "models", ", ".join(summary.models)
     options = about.get("options")
     if isinstance(options, Mapping):
         every, budget = options.get("every", 1), options.get("budget", 0.01)

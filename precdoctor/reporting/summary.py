@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from precdoctor.diagnosis.engine import describe, describe_recorder
 from precdoctor.diagnosis.ranking.ending import facts_of_end
-from precdoctor.diagnosis.survey.rows import known_format
+from precdoctor.diagnosis.survey.rows import known_format, text
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.reporting.sparkline import worst
 from precdoctor.runlog import Run
@@ -67,6 +67,7 @@ class Summary:
         timeline: by name of a series, one value per entry of ``steps``: the worst over optimizers and ranks.
         steps: step numbers, ascending.
         models_with_modules: number of roots with recorded submodules; a loss module alone has none.
+        models: names of the roots with parameters or an output gradient; transforms of the data have neither.
     """
 
     run: Mapping[str, Any]
@@ -84,6 +85,7 @@ class Summary:
     timeline: dict[str, list[float | None]]
     steps: list[int] = field(default_factory=list)
     models_with_modules: int = 0
+    models: list[str] = field(default_factory=list)
 
 
 def summarise(run: Run, top: int = 10) -> Summary:
@@ -121,7 +123,15 @@ def summarise(run: Run, top: int = 10) -> Summary:
         timeline=timeline,
         steps=steps,
         models_with_modules=len({t.root for t in tensors if t.module}),
+        models=_models(view, {t.root for t in tensors if t.kind == "grad_output"}),
     )
+
+
+def _models(view: RunView, with_gradient: Collection[str]) -> list[str]:
+    """All roots if no output gradient was recorded."""
+    roots = view.any_facts.get("roots") or ()
+    shown = [r for r in roots if not with_gradient or r.get("parameters") or text(r.get("name")) in with_gradient]
+    return [text(r.get("name")) for r in shown]
 
 
 def _run_without_steps(view: RunView) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import unwrap
 from precdoctor.recording.ops.dispatched_ops import (
     in_backward,
+    is_compiled_graph,
     open_modes,
     put_on,
     retire,
@@ -311,12 +312,20 @@ def why_not(module: nn.Module | None) -> str | None:
     return unfit(module) if module is not None else None
 
 
+def _replicates(module: nn.Module) -> bool:
+    """Return whether ``nn.DataParallel`` may run replicas in threads; on the CPU or one GPU it calls its module."""
+    if not issubclass(type(module), nn.DataParallel):
+        return False
+    devices = dict.get(static.module_dict(module), "device_ids")
+    return type(module) is not nn.DataParallel or type(devices) is not list or len(devices) > 1
+
+
 def unfit(module: nn.Module) -> str | None:
     """Return why the ops of a module must not be examined because of the module itself; None if they may."""
     for part in static.modules(module):
         names = {c.__name__ for c in type(part).__mro__}
-        if issubclass(type(part), (torch.jit.ScriptModule, torch.fx.GraphModule)):
+        if issubclass(type(part), torch.jit.ScriptModule) or is_compiled_graph(part):
             return f"{type(part).__name__} is compiled"
-        if names & {"FSDPModule", "FullyShardedDataParallel", "DeepSpeedEngine", "PipelineStage", "DataParallel"}:
+        if names & {"FSDPModule", "FullyShardedDataParallel", "DeepSpeedEngine", "PipelineStage"} or _replicates(part):
             return f"{type(part).__name__} schedules its own passes"
     return None

@@ -48,10 +48,14 @@ def state_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, A
 
 
 def steps_made(optimizer: torch.optim.Optimizer) -> Tensor | float | None:
-    """Return the optimizer's own step count, from the first state or group with a ``step``; None if there is none."""
-    states = (state_of(optimizer, p) for p in parameters_of(optimizer))
+    """Return the optimizer's own step count, from the first state or group with a ``step``; None if there is none.
+
+    A group's count of at most 1 beside empty states is none: some optimizers count from 1, before any step.
+    """
+    states = [state_of(optimizer, p) for p in parameters_of(optimizer)]
     counts = (dict.get(held, "step") for held in itertools.chain(states, groups_of(optimizer)))
-    return next((n if type(n) is Tensor else static.number(n) for n in counts if n is not None), None)
+    count = next((n if type(n) is Tensor else static.number(n) for n in counts if n is not None), None)
+    return None if isinstance(count, float) and count <= 1.0 and not any(states) else count
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -13,6 +13,7 @@ from torch import nn
 
 from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import Place
+from precdoctor.recording.ops.dispatched_ops import is_compiled_graph
 
 if TYPE_CHECKING:
     from precdoctor.recording.fp8.cast_scope import Call
@@ -54,8 +55,8 @@ class Frame:
     call_made: Call | None = None
 
 
-#: Classes of modules that stand for another module, which has a name.
-_STAND_INS = (torch.fx.GraphModule, torch.jit.ScriptModule)
+#: Where a module keeps what it holds.
+_HELD = ("_modules", "_parameters", "_buffers")
 #: Attribute that ``nn.DataParallel`` sets on a replica of a module, made for one batch.
 _REPLICA = "_is_replica"
 #: File of ``Function.apply``, which runs custom autograd functions, reentrant checkpointing among them.
@@ -107,9 +108,12 @@ def inner_mode(above: CallMode) -> CallMode:
 
 
 def has_no_identity(module: nn.Module) -> bool:
-    """Return whether a module only stands for another one: a compiled graph, scripted module or replica."""
+    """Return whether a module only stands for another one: a compiled or empty graph, scripted module or replica."""
     # Runs on every call. A module's getattr runs Python code, and isinstance may ask its __class__.
-    return issubclass(type(module), _STAND_INS) or _REPLICA in static.module_dict(module)
+    own = static.module_dict(module)
+    if issubclass(type(module), torch.fx.GraphModule):
+        return is_compiled_graph(module) or not any(dict.get(own, name) for name in _HELD)
+    return issubclass(type(module), torch.jit.ScriptModule) or _REPLICA in own
 
 
 def is_replica(module: nn.Module) -> bool:

@@ -61,6 +61,7 @@ class ForwardHooks:
         scene: Scene,
         loss_code: LossCode,
         casts: Casts,
+        frozen_and_buffers: FrozenAndBuffers,
         logits: Logits,
         window: StepWindow,
         probes: Probes | None,
@@ -71,7 +72,7 @@ class ForwardHooks:
         self._gradient_hook = guarded(recorder)(self._record_gradient)
         self._guarded_note_autocast = guarded(recorder)(self._note_autocast)
         self._seen = RecordedTensors(recorder)
-        self._frozen_and_buffers, self._weights = FrozenAndBuffers(recorder, casts), BatchedLaunch()
+        self._frozen_and_buffers, self._weights = frozen_and_buffers, BatchedLaunch()
         #: The output hooked last: a parent that returns its child's tensor adds no row, in recomputed checkpoints also.
         self._last_hooked: weakref.ref[Tensor] | None = None
         self.module_hooks = ModuleHooks(recorder, stay=probes is not None)

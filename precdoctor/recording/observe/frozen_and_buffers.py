@@ -67,7 +67,10 @@ class RecordedTensors:
 
 
 class FrozenAndBuffers:
-    """On sampled steps, records the frozen weights and buffers that were written to since their last row."""
+    """On sampled steps, records the frozen weights and buffers that were written to since their last row.
+
+    The last one counts if a step records several times: without an optimizer, each of its backward passes does.
+    """
 
     def __init__(self, recorder: Recorder, casts: Casts) -> None:
         self._recorder = recorder
@@ -103,7 +106,7 @@ class FrozenAndBuffers:
             found = recorder.names.parameter(parameter)
             if found is not None and tensor_leaves.counts(parameter) and recorder.wants(found[0]):
                 site = recorder.site(found[0], "weight", found[1], parameter)
-                recorder.measure(site, parameter, together=together)
+                recorder.measure(site, parameter, restart=True, together=together)
 
     def _buffers(self, modules: list[torch.nn.Module], together: BatchedLaunch) -> None:
         """Record floating-point and complex buffers that were written to since their last row."""
@@ -119,7 +122,8 @@ class FrozenAndBuffers:
             self._stamps.put(buffer, stamp)
             found = recorder.names.search_parameter(buffer)
             if found is not None and recorder.wants(found[0]):
-                recorder.measure(recorder.site(found[0], "buffer", found[1], buffer), buffer, together=together)
+                site = recorder.site(found[0], "buffer", found[1], buffer)
+                recorder.measure(site, buffer, restart=True, together=together)
 
     def _scales(self, modules: list[torch.nn.Module], together: BatchedLaunch) -> None:
         """Record the scales that Transformer Engine keeps outside of buffers, and of fake quantisers (torchao)."""
@@ -132,8 +136,9 @@ class FrozenAndBuffers:
             if place is None or not recorder.wants(place):
                 continue
             for name, x in engine_scales.delayed_scaling(owner):
-                recorder.measure(recorder.site(place, "buffer", name, x), x, together=together)
+                recorder.measure(recorder.site(place, "buffer", name, x), x, restart=True, together=together)
             if divisors is not None:
                 with kernels.apart_from_user_modes():
                     multipliers = divisors.float().reciprocal()
-                recorder.measure(recorder.site(place, "block_scale", "input", multipliers), multipliers)
+                site = recorder.site(place, "block_scale", "input", multipliers)
+                recorder.measure(site, multipliers, restart=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from precdoctor.recording import kernels
+from precdoctor.recording.deepscan.window import unfit
 from precdoctor.recording.fp8.fp8_mode import CastMode
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
@@ -161,7 +162,9 @@ class Logits:
         place = frame.place
         wanted = self._recorder.options.takes("logits") or self.caches.takes()
         inference = self._recorder.claim.forwards_are_steps
-        if place is None or not frame.recorded or not wanted or not _may_open(inference=inference):
+        is_wrapper = place is not None and place.is_wrapper and frame.mode.phase != ""  # the model inside has the rows
+        recorded = frame.recorded or (is_wrapper and unfit(frame.module) is None)
+        if place is None or not recorded or not wanted or not _may_open(inference=inference):
             return
         self._renumber()
         vain = self._empty_samples.get(place.root, 0)

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.kernels.outside_user_modes import modes_open, only_estimates
 from precdoctor.recording.microscope.guard import Guard
 from precdoctor.recording.model import static
@@ -28,6 +27,7 @@ from precdoctor.recording.model.optimizer_contents import (
     steps_in_progress,
 )
 from precdoctor.recording.observe.closures import Closures, JudgedClosure
+from precdoctor.recording.observe.frozen_and_buffers import FrozenAndBuffers
 from precdoctor.recording.observe.gradient_looks import EarlyLook, GradientLooks
 from precdoctor.recording.observe.optimizer_rows import OptimizerRows
 from precdoctor.recording.process import memory_limits
@@ -56,7 +56,7 @@ class OptimizerHooks:
         kept_gradients: KeptGradients,
         guard: Guard,
         scene: Scene,
-        casts: Casts,
+        frozen_and_buffers: FrozenAndBuffers,
         shadow: Shadow | None,
         early: EarlyLook,
     ) -> None:
@@ -70,7 +70,7 @@ class OptimizerHooks:
         self._last_in_backward: weakref.ref[torch.optim.Optimizer] | None = None
         self._names: dict[int, tuple[weakref.ref[torch.optim.Optimizer], str]] = {}
         self._counts: dict[str, int] = {}
-        self._rows = OptimizerRows(recorder, casts, self._name)
+        self._rows = OptimizerRows(recorder, self._name, frozen_and_buffers)
         self._outer = OuterOptimizers(recorder, self.begin_by_library, self.end_by_library)
         self.scalers = Scalers(
             recorder, kept_gradients, self.begin_by_scaler, self.end_by_scaler, self.leave_out, self._optimizer_of

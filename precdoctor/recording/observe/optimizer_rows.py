@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording import kernels
-from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.kernels.outside_user_modes import detached, modes_open
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
@@ -56,10 +55,12 @@ class NamedParameter(NamedTuple):
 class OptimizerRows:
     """Makes the rows; ``name_of`` returns an optimizer's name."""
 
-    def __init__(self, recorder: Recorder, casts: Casts, name_of: Callable[[torch.optim.Optimizer], str]) -> None:
+    def __init__(
+        self, recorder: Recorder, name_of: Callable[[torch.optim.Optimizer], str], frozen_and_buffers: FrozenAndBuffers
+    ) -> None:
         self._recorder, self._name_of = recorder, name_of
         self._next_copied = 0
-        self._frozen_and_buffers = FrozenAndBuffers(recorder, casts)
+        self._frozen_and_buffers = frozen_and_buffers
         self._masters = Masters(recorder)
         self._pieces = Pieces(lambda: (m for r in recorder.names.roots.values() if (m := r.called()) is not None))
         self._state_rows = StateRows(recorder)

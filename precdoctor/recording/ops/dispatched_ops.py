@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from precdoctor.recording.model import tensor_leaves
+from precdoctor.recording.model import static, tensor_leaves
 
 #: Returns the number that the next autograd node will get; the node of an op that has just run has the one before.
 sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined] # not in __all__
@@ -33,6 +33,9 @@ DRAWS = frozenset(
 )  # fmt: skip
 #: Ops that overwrite a tensor without reading it.
 OVERWRITING = frozenset(("copy_", "fill_", "zero_", "uniform_", "normal_", "bernoulli_", "exponential_", "random_"))
+
+#: Attribute of graphs that flatten their arguments, as those of ``torch.export`` do.
+_EXPORTED = "_in_spec"
 
 
 def storage_key(x: Tensor) -> int | None:
@@ -142,6 +145,16 @@ def something_is_compiled() -> bool:
     if not backends:
         return False
     return any(map(callable, backends.values()))  # None: functions that are never compiled
+
+
+def is_compiled_graph(module: nn.Module) -> bool:
+    """Return whether a module is a graph that ``torch.compile`` or ``torch.export`` may have made.
+
+    One made by ``torch.fx`` (feature extractors, e3nn) is a module like any other: its forward is plain Python code.
+    """
+    if not issubclass(type(module), torch.fx.GraphModule):
+        return False
+    return _EXPORTED in static.module_dict(module) or something_is_compiled()
 
 
 def in_backward() -> bool:

@@ -8,7 +8,7 @@ gradient is gone (on a device, where comparing values would wait). All of this s
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -37,14 +37,21 @@ class _Before(NamedTuple):
 class OptimizerlessSteps:
     """Watches one parameter between a backward pass and the next forward pass; see the module docstring.
 
+    ``record_others`` records what is no trained weight of a root: frozen weights, buffers, scales.
+
     Attributes:
         reached: parameters whose gradients have arrived in this backward pass.
         gradients_are_gone: whether a gradient had been dropped again when the last backward pass ended.
         has_optimizer: whether an optimizer steps in this process: then its attempts are the steps.
     """
 
-    def __init__(self, recorder: Recorder, abandoned: AbandonedAttempts) -> None:
-        self._recorder = recorder
+    def __init__(
+        self,
+        recorder: Recorder,
+        abandoned: AbandonedAttempts,
+        record_others: Callable[[torch.nn.Module, BatchedLaunch], None],
+    ) -> None:
+        self._recorder, self._record_others = recorder, record_others
         self._abandoned = abandoned
         self._weights, self._updates = BatchedLaunch(), BatchedLaunch(HELD)
         self._forget()
@@ -124,7 +131,7 @@ class OptimizerlessSteps:
             self._record_weights()
 
     def _record_weights(self) -> None:
-        """Record the weights, and copy weights and gradients for update rows as far as memory allows."""
+        """Record weights, and copy weights and gradients for update rows as far as memory allows; record buffers."""
         options = self._recorder.options
         room = memory_limits.for_copies(options) if self._by_hand and options.takes("update") else 0
         with self._weights as together:
@@ -135,6 +142,8 @@ class OptimizerlessSteps:
                 gradient = parameter.grad if parameter.is_leaf else None  # torch warns if it is read on others
                 if room >= 0 and gradient is not None:
                     self._copy_both(parameter, gradient)
+            for _, module in self._recorder.names.models():
+                self._record_others(module, together)
 
     def _known(self) -> Iterator[tuple[Tensor, Place, str]]:
         """Iterate over the trained, named parameters with place and name."""

@@ -71,6 +71,16 @@ class Model(nn.Module):
         return self.head(x + y + self.router(x))
 
 
+class Mix(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x):
+        y = self.norm(x)
+        return torch.softmax(y @ y.mT, -1) @ y
+
+
 class Counting(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return func(*args, **(kwargs or {}))
@@ -88,6 +98,10 @@ def compiler(graph, _):
 
 
 called = torch.compile(model, backend=compiler) if KIND == "compiled" else model
+if KIND == "fx":
+    called = nn.Sequential(model.embedding, torch.fx.symbolic_trace(Mix()), model.head)
+if KIND == "parallel":
+    called = nn.DataParallel(model)
 for step in range(STEPS):
     tokens = torch.randint(32, (2, 9))
     with torch.autocast("cpu", torch.bfloat16, enabled=KIND == "autocast"):
@@ -140,6 +154,7 @@ def found(rows, step):
         ("autocast", ATTENTION),
         ("checkpoint", ATTENTION),
         ("functional", ATTENTION),
+        ("parallel", ATTENTION),
     ],
 )
 def test_each_softmax_has_one_row_with_its_use(tmp_path, kind, attention):
@@ -155,6 +170,12 @@ def test_each_softmax_has_one_row_with_its_use(tmp_path, kind, attention):
     assert own["nan"] == own["pos_inf"] == own["neg_inf"] == 0
     last = rows[rows["role"] == "output"].iloc[0]
     assert last["root"] == "" and last["numel"] == 16 * 32 and 0.0 < last["entropy"] <= math.log(32)
+
+
+def test_the_softmax_of_a_graph_made_by_fx_has_a_row(tmp_path):
+    rows, recorded, plain = trained(tmp_path, "fx")
+    assert recorded == plain
+    assert found(rows, 0) == [("1", "softmax", "attention"), OUTPUT]
 
 
 def test_there_are_rows_on_sampled_steps_only(tmp_path):

@@ -141,6 +141,43 @@ def test_a_backward_pass_that_updates_nothing_does_not_hold_up_steps_without_an_
     assert precdoctor.open_run(done.run).steps()["step"].tolist() == list(range(6))
 
 
+def test_buffers_of_a_script_without_an_optimizer_are_recorded_once_a_step(tmp_path):
+    script(
+        tmp_path,
+        "poisoned.py",
+        """
+        import torch
+        from torch import nn
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+        model[0].bias.requires_grad_(False)
+        for i in range(12):
+            x = torch.randn(8, 4)
+            if i == 5:
+                x[0, 0] = float("inf")
+            for half in (x[:4], x[4:]):
+                loss = model(half).square().mean()
+                if loss.isfinite():
+                    loss.backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    if p.grad is not None:
+                        p -= 0.01 * p.grad
+                        p.grad = None
+        """,
+    )
+    run = precdoctor.open_run(record(tmp_path, "--", *warm("poisoned.py")).run)
+    rows = run.tensors()
+    buffers = rows[rows["kind"] == "buffer"].set_index(["name", "step"]).sort_index()
+    for name in ("running_mean", "running_var"):
+        assert buffers.loc[name].index.tolist() == list(range(12))
+        assert set(buffers.loc[name]["numel"]) == {8}
+    assert (buffers.loc["running_var"]["nan"] > 0).tolist() == [False] * 5 + [True] * 7
+    assert rows[(rows["kind"] == "weight") & (rows["module"] == "0") & (rows["name"] == "bias")]["step"].tolist() == [0]
+    [finding] = [f for f in precdoctor.diagnose(run.path).findings if f.code in ("PD101", "PD104", "PD106")]
+    assert "running_mean" in finding.title + finding.message and finding.evidence["last_finite_step"] == 4
+
+
 def test_steps_without_an_optimizer_end_when_the_weights_were_updated(zoo):
     steps = zoo.steps("no_optimizer")
     assert steps["loss"].tolist() == pytest.approx(zoo.plain["no_optimizer"]["losses"], rel=1e-6)
@@ -485,7 +522,19 @@ def test_what_a_resumed_optimizer_has_done_is_known(tmp_path):
                 optimizer.step()
             return copy.deepcopy(optimizer.state_dict())
 
-        for make in (torch.optim.AdamW, torch.optim.SGD, torch.optim.Adam):
+        class FromOne(torch.optim.Optimizer):  # like Prodigy of pytorch_optimizer
+            def __init__(self, parameters, lr):
+                super().__init__(parameters, {"lr": lr, "step": 1})
+
+            @torch.no_grad()
+            def step(self):
+                for group in self.param_groups:
+                    group["step"] += 1
+                    for p in group["params"]:
+                        self.state[p]["sum"] = self.state[p].get("sum", 0) + p.grad
+                        p -= group["lr"] * self.state[p]["sum"]
+
+        for make in (torch.optim.AdamW, torch.optim.SGD, torch.optim.Adam, FromOne):
             state = trained(make, 5)
             if make is torch.optim.Adam:
                 state["state"][0]["step"] = 5  # as old checkpoints have it
@@ -494,7 +543,8 @@ def test_what_a_resumed_optimizer_has_done_is_known(tmp_path):
     )
     run = precdoctor.open_run(record(tmp_path, "--", *warm(path)).run)
     before = {o["name"]: o["steps_before"] for o in run.ranks[0].facts["optimizers"]}
-    assert before == {"AdamW#0": None, "AdamW#1": 5, "SGD#0": None, "SGD#1": None, "Adam#0": None, "Adam#1": 5}
+    none = dict.fromkeys(("AdamW#0", "SGD#0", "SGD#1", "Adam#0", "FromOne#0"))
+    assert before == {**none, "AdamW#1": 5, "Adam#1": 5, "FromOne#1": 6}
 
 
 def test_the_group_of_each_parameter_is_known_and_what_an_optimizer_holds_for_no_model(tmp_path):

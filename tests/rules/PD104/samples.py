@@ -52,6 +52,16 @@ def harmless_nan_once() -> Training:
     return run
 
 
+def nan_that_poisons_a_buffer() -> Training:
+    """The script leaves such a step out; the running statistics have read the batch by then."""
+    run = with_batches(steps=24)
+    for step in (9, 12):
+        spoil(find(run.tensors[step], "batch"), nan=3)
+    for step, rows in run.tensors.items():
+        rows.append(tensor(step, "buffer", "norm", len(rows), name="running_var") | ({"nan": 16} if step >= 12 else {}))
+    return run
+
+
 def mask_as_argument() -> Training:
     """An additive mask is handed to the model."""
     return with_batches(amax=0.0).change(lambda r: spoil(r, neg_inf=500), kind="batch")
@@ -96,6 +106,15 @@ FIRING = {
     ),
     "extreme_alone": Sample(extreme_alone, 12, "", "batch", "extreme-input-batch", "warning", says=("limit 10",)),
     "harmless_nan_once": Sample(harmless_nan_once, 12, "", "batch", "nonfinite-input-batch", "info"),
+    "nan_that_poisons_a_buffer": Sample(
+        nan_that_poisons_a_buffer,
+        12,
+        "",
+        "batch",
+        "nonfinite-input-batch",
+        last_finite=11,
+        says=("buffer `norm.running_var` is non-finite since",),
+    ),
 }
 HEALTHY = {
     f.__name__: f

@@ -17,6 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from precdoctor.recording.deepscan.scan_mode import ScanMode
 from precdoctor.recording.deepscan.schedule import DEFAULT_SCANS, GRANT_NS, Schedule, offset
 from precdoctor.recording.deepscan.window import why_not
+from precdoctor.recording.observe.call_frame import has_no_identity
+from precdoctor.recording.ops import dispatched_ops
 from precdoctor.recording.ops.dispatched_ops import take_off
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.output.evidence import Evidence
@@ -522,7 +524,30 @@ def test_where_it_must_not_look():
     assert why_not(nn.Linear(2, 2)) is None
     with ScanMode(MEMORY, values=True):
         assert "another dispatch mode" in str(why_not(nn.Linear(2, 2)))
-    assert "compiled" in str(why_not(nn.Sequential(torch.fx.symbolic_trace(nn.Linear(2, 2)))))
+    assert "compiled" in str(why_not(torch.jit.ScriptModule()))
+
+
+def test_graphs_made_by_fx_are_modules_and_those_of_export_and_compile_are_not(monkeypatch):
+    net, x = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.ones(1, 2)
+    traced = torch.fx.symbolic_trace(net)
+    assert why_not(nn.Sequential(traced)) is None and not has_no_identity(traced)
+    exported = torch.export.export(net, (x,), strict=False).module()
+    assert "compiled" in str(why_not(exported)) and has_no_identity(exported)
+    assert has_no_identity(torch.fx.symbolic_trace(nn.ReLU())), "an empty graph, as AOTAutograd makes them"
+    monkeypatch.setattr(dispatched_ops, "something_is_compiled", lambda: True)
+    assert "compiled" in str(why_not(traced)) and has_no_identity(traced)
+
+
+def test_data_parallel_is_scanned_unless_it_replicates():
+    class Threads(nn.DataParallel):
+        pass
+
+    parallel = nn.DataParallel(nn.Linear(2, 2))
+    parallel.device_ids = [0]
+    assert why_not(parallel) is None
+    parallel.device_ids = [0, 1]
+    assert "schedules its own" in str(why_not(parallel))
+    assert "schedules its own" in str(why_not(Threads(nn.Linear(2, 2))))
 
 
 # --- what a module repeats --------------------------------------------------------------------------------------------

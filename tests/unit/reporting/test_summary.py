@@ -60,6 +60,25 @@ def test_modules_of_two_models_are_told_apart(tmp_path, width):
     assert "main.0" in alone.getvalue() and "Generator#0 main.0" not in alone.getvalue()
 
 
+def test_transforms_of_the_data_are_no_models(tmp_path):
+    common = {"step": 0, "dtype": "float32", "numel": 4, "amax": 1.0}
+    rows = [
+        {**common, "root": "Resize#0", "kind": "output"},
+        {**common, "root": "Net#0", "module": "a", "kind": "output"},
+        {**common, "root": "MSELoss#0", "kind": "output"},
+    ]
+    names = ("Resize#0", "Net#0", "MSELoss#0")
+    facts = {"roots": [{"name": n, "parameters": [{"name": "w"}] if n == "Net#0" else []} for n in names]}
+    steps = [{"step": 0, "rank": 0, "loss": 1.0}]
+
+    def models(name, rows):
+        return summarise(open_run(write_run(tmp_path / name, rows, steps, facts=facts))).models
+
+    gradients = [{**common, "root": n, "kind": "grad_output"} for n in names[1:]]
+    assert models("trained", rows + gradients) == ["Net#0", "MSELoss#0"]
+    assert models("without gradients", rows) == list(names)
+
+
 def test_casts_stand_apart_and_those_that_clip_most_come_first(tmp_path):
     cast = {"kind": "fp8_operand", "name": "input", "dtype": "bfloat16", "format": "float8_e4m3fn", "numel": 1000}
     rows = []

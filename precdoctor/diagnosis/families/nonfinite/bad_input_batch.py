@@ -16,6 +16,7 @@ from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.nonfinite.bad_steps import incident_steps
 from precdoctor.diagnosis.families.nonfinite.incident import Incident, Report
 from precdoctor.diagnosis.families.nonfinite.incident_report import check_incidents, checked_words, confidence_options
+from precdoctor.diagnosis.families.nonfinite.poisoned_buffers import poisoned_at
 from precdoctor.diagnosis.families.nonfinite.tensor_causes import provenance, provenance_words
 from precdoctor.diagnosis.survey.bad_data import as_given, delivered_tensor, drop_samples, mend_data
 from precdoctor.diagnosis.survey.frames import AT, at, firsts, groups, keys, on_steps, rows_of
@@ -117,25 +118,42 @@ def _harmless_findings(view: RunView, options: Options) -> list[Finding]:
     first = bad.iloc[firsts(ids)]
     _, all_steps = view.tensor_count(("batch",))
     findings = []
-    for key, (process, step), count in zip(keys(first), at(first), steps, strict=True):
+    for i, (key, (process, step), count) in enumerate(zip(keys(first), at(first), steps, strict=True)):
         if count > options["usual_share"] * all_steps:
             continue  # this data set encodes missing values as NaN
+        if (poisoned := poisoned_at(view, process, set(bad["step"][ids == i]))) is not None:
+            step = poisoned[2]  # noqa: PLW2901 - the batch that did it
         row = next((r for r in view.rows(process, step) if r.key == key), None)
         if row is not None:
-            findings.append(_harmless_finding(row, process, step, count))
+            findings.append(_harmless_finding(row, process, step, count, poisoned))
     return findings
 
 
-def _harmless_finding(row: TensorRow, process: Process, step: int, steps: int) -> Finding:
+def _harmless_finding(
+    row: TensorRow, process: Process, step: int, steps: int, poisoned: tuple[str, int, int] | None
+) -> Finding:
+    """The finding on an argument; ``poisoned`` are buffers that became non-finite with it, their last clean step."""
+    title = f"{plural(steps, 'batch')} given to `{row.root}` held non-finite values"
+    message = f"At step {step}, argument `{row.name or '0'}` of {row.root} ({row.dtype}) holds {row.count_words()}; "
+    message += "limit 0. Loss, gradients and weights stayed finite"
+    evidence = {"range": range_evidence(row), "bad_batches": steps, "confidence_reason": "the values are in the log"}
+    if poisoned is None:
+        title += ", so far without harm"
+        message += "."
+    else:
+        buffers, finite, _ = poisoned
+        title += f"; {buffers} is non-finite since"
+        message += f", {buffers} did not, and training does not mend it. Resume from a checkpoint at or before step "
+        message += f"{finite}."
+        evidence["last_finite_step"] = finite
     return RULE.finding(
-        severity=Severity.INFO,
+        severity=Severity.INFO if poisoned is None else Severity.ERROR,
         confidence=0.9,
-        title=f"{plural(steps, 'batch')} given to `{row.root}` held non-finite values, so far without harm",
-        message=f"At step {step}, argument `{row.name or '0'}` of {row.root} ({row.dtype}) holds {row.count_words()}; "
-        "limit 0. Loss, gradients and weights stayed finite.",
+        title=title,
+        message=message,
         location=location(row, Phase.DATA, process, step),
         cause="nonfinite-input-batch",
-        evidence={"range": range_evidence(row), "bad_batches": steps, "confidence_reason": "the values are in the log"},
+        evidence=evidence,
         prescription=drop_samples(as_given(row), step),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,14 +59,29 @@ class _Buffer:
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the first poisoned buffer, with the others in its evidence."""
-    rows = view.measured((), ("buffer",), columns=("nan", "pos_inf")).sort_values("step", kind="stable")
+    rows = _rows(view)
     if not len(rows):
-        return Checked.not_applicable("the model has no floating-point buffer")
+        return Checked.not_applicable("no floating-point buffer was recorded")
     seen = plural(int(groups(rows, PARAMETER).max()) + 1, "buffer")
     poisoned = _poisoned(rows, options["min_steps"])
     if not poisoned:
         return Checked((), f"{seen}, none that became non-finite and stayed so")
     return Checked([_finding(view, poisoned, options)], f"{len(poisoned):,} of {seen} became non-finite")
+
+
+def poisoned_at(view: RunView, process: Process, steps: Collection[int]) -> tuple[str, int, int] | None:
+    """Return which buffers of a process are non-finite from one of these steps on; last finite step; that step."""
+    found = {p: b for (own, p), b in _poisoned(_rows(view), 1.0).items() if own == process and b.first_bad in steps}
+    if not found:
+        return None
+    names = [f"`{dotted(*place[1:])}`" for place in found]
+    more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+    return f"buffer {names[0]}{more}", *min((b.finite, b.first_bad) for b in found.values())
+
+
+def _rows(view: RunView) -> pd.DataFrame:
+    rows: pd.DataFrame = view.measured((), ("buffer",), columns=("nan", "pos_inf")).sort_values("step", kind="stable")
+    return rows
 
 
 def _poisoned(rows: pd.DataFrame, min_steps: float) -> dict[tuple[Process, Parameter], _Buffer]:
