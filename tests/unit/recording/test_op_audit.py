@@ -168,6 +168,26 @@ def test_one_tensor_of_many_below_the_epsilon_is_none_of_the_line():
     assert facts(step, many[:1], stage="optimizer")["floor"]["wrong"] == 64
 
 
+def damped(curvature):
+    """A natural gradient on the diagonal of the Fisher matrix, and one in the basis of two Kronecker factors."""
+    factor = curvature.mean(1)
+    return torch.ones(64, 64) / (curvature + 1e-3), torch.ones(64, 64) / (factor[:, None] * factor + 1e-2)
+
+
+QUOTIENTS = {
+    "natural gradient": (damped, False),
+    "Adam": (lambda v: v / (v.sqrt() + 1e-2), True),
+    "a corrected second moment": (lambda v: v / (v.sqrt() / 0.03).add_(1e-2), True),
+    "the sum's root": (lambda v: v / (v + 1e-2).sqrt(), True),
+    "a power": (lambda v: v / (v**0.5 + 1e-2), True),
+}
+
+
+@pytest.mark.parametrize(("update", "decides"), QUOTIENTS.values(), ids=QUOTIENTS)
+def test_damping_of_a_curvature_is_no_epsilon(update, decides):
+    assert ("floor" in facts(update, torch.full((64, 64), 1e-8), stage="optimizer")) == decides
+
+
 HARMLESS = {
     "moves": lambda x: x.mul_(0.9),
     "nothing to do": lambda x: x.add_(torch.zeros(64, dtype=x.dtype)),
