@@ -113,6 +113,16 @@ def by_optimizer(view: RunView) -> Mapping[tuple[Process, str], Sequence[StepFac
     return found
 
 
+def newer_half(view: RunView, steps: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return those steps that are in the newer half of the run and of their optimizer's steps; the latter's first."""
+    recorded, newer, begins = set(steps), set(), set(steps[:1])
+    for own in by_optimizer(view).values():
+        if its := [s.step for s in own if s.step in recorded]:
+            begins.add(its[0])
+            newer |= set(its[len(its) // 2 :])
+    return [s for s in steps[len(steps) // 2 :] if s in newer], sorted(begins)
+
+
 def after_an_ordinary_update(steps: Sequence[StepFacts], i: int) -> bool:
     """Return whether the update before ``steps[i]`` was at most twice the usual gradient norm and learning rate.
 

@@ -4,6 +4,9 @@
 numbers are below the constant, it decides their results. The op that reads them (a division, a logarithm) is run again
 in FP64 on the numbers without it, and the wrong result is followed to its effect. Ops that normalise have their epsilon
 inside; they are run again without it.
+
+In the optimizer only roots count, as in ``m / (v.sqrt() + eps)``, whose quotient is of order one without the constant.
+A constant beside a curvature, as in ``gradient / (fisher + damping)``, limits the step and is meant to decide.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ _FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64
 #: Ops that keep a number above a constant, ops through which that number is followed, and ops that read it.
 _GUARDS, _PASSES = names("add clamp clamp_min maximum"), names("sqrt _to_copy clone mul add lerp mean sum")
 _READS = names("rsqrt reciprocal div log pow")
+#: Ops whose result is a root if an operand is one, as for a bias correction.
+_OF_ROOTS = names("mul div clone _to_copy maximum")
 #: Ops that normalise, and the index of the result that is the reciprocal standard deviation.
 _NORMS = {"native_layer_norm": 2, "native_batch_norm": 2, "native_group_norm": 2, "_fused_rms_norm": 1}
 #: The largest constant that counts as a guard; a smaller one in data code, where 0.1 may be a width or an offset.
@@ -40,11 +45,12 @@ _FOLLOWED = frozenset(("script", "forward", "loss"))
 
 @dataclass
 class _Guarded:
-    """A result of a guard: its value without the constant, and facts about the guard."""
+    """A result of a guard: its value without the constant, facts about the guard, whether a root is guarded."""
 
     value: Tensor
     event: Event
     data: dict[str, Any]
+    root: bool = True
 
 
 @dataclass
@@ -62,6 +68,8 @@ class Floors:
     def __init__(self, findings: Findings, effects: Effects) -> None:
         self._findings, self._effects = findings, effects
         self._held: static.ByIdentity[Tensor, _Guarded] = static.ByIdentity()
+        #: Roots in optimizer code, and results of elementwise ops on them.
+        self._roots: static.ByIdentity[Tensor, bool] = static.ByIdentity()
         #: By op and line of optimizer code: the wrong results; the number of guarded elements that are not zero.
         self._places: dict[Any, _Place] = {}
         self._guarded: Counter[Any] = Counter()
@@ -83,11 +91,22 @@ class Floors:
         if call.name in _NORMS and call.phase in _FOLLOWED:
             self._norm(call)
             return
+        if call.phase not in _FOLLOWED:
+            self._note_root(call)
         given = {id(x): known for x in call.operands if (known := self._held.get(x)) is not None}
         if given:
             self._read(call, given)
         elif call.plain_name in _GUARDS:
             self._begin(call)
+
+    def _note_root(self, call: Call) -> None:
+        """Note a root, or the result of an op on one; an in-place op keeps what its target is."""
+        known = call.plain_name in _OF_ROOTS and any(self._roots.get(x) for x in call.operands)
+        if known or _is_root(call):
+            if len(self._roots) >= _MAX_HELD:
+                self._roots.tidy()
+            if len(self._roots) < _MAX_HELD:
+                self._roots.put(call.results[0], True)
 
     def _begin(self, call: Call) -> None:
         """Keep the value without the constant if the op is a guard that decides much of its result."""
@@ -115,14 +134,15 @@ class Floors:
             return
         data = {"constant": constant, "decided": decided, "nonzero": of, "median": float(value[there].median())}
         event = self._findings.event_of(call)
-        self._keep(result, torch.where(there, value, result.detach().double()), event, data)
+        root = call.phase in _FOLLOWED or self._roots.get(call.args[0]) is not None
+        self._keep(result, _Guarded(torch.where(there, value, result.detach().double()), event, data, root))
 
-    def _keep(self, x: Tensor, value: Tensor, event: Event, data: dict[str, Any]) -> None:
+    def _keep(self, x: Tensor, guarded: _Guarded) -> None:
         """Remember a guarded tensor, if there is room."""
         if len(self._held) >= _MAX_HELD:
             self._held.tidy()
         if len(self._held) < _MAX_HELD:
-            self._held.put(x, _Guarded(value, event, data))
+            self._held.put(x, guarded)
 
     def _read(self, call: Call, given: dict[int, _Guarded]) -> None:
         """Run an op that reads a guarded tensor again without the constant; judge it, or follow its result."""
@@ -137,10 +157,10 @@ class Floors:
         again = call.again({key: g.value for key, g in given.items()})
         if again is None:
             return
-        if reads and (call.phase in _FOLLOWED or _is_elementwise(call)):
+        if reads and (call.phase in _FOLLOWED or (guarded.root and _is_elementwise(call))):
             self._judge(call, guarded.event, guarded.data, again[0])
         elif not reads and again[0].numel() <= _MAX_ELEMENTS:
-            self._keep(call.results[0], again[0], guarded.event, guarded.data)
+            self._keep(call.results[0], replace(guarded, value=again[0], root=guarded.root or _is_root(call)))
 
     def _norm(self, call: Call) -> None:
         """Judge an op that normalises if its epsilon exceeds many of its variances."""
@@ -190,6 +210,12 @@ class Floors:
             if place.wrong and place.wrong >= _NOTED * of:
                 self._findings.add_event("floor", place.event, place.wrong / of, **place.data, wrong=place.wrong, of=of)
         self._places = {}
+
+
+def _is_root(call: Call) -> bool:
+    """Return whether the op takes a root."""
+    power = call.args[1] if call.plain_name == "pow" and len(call.args) > 1 else None
+    return call.plain_name == "sqrt" or (isinstance(power, float) and 0.0 < power < 1.0)
 
 
 def _is_elementwise(call: Call) -> bool:

@@ -1,4 +1,8 @@
-"""Detects gradients of a micro-step that are cleared before the next backward pass, although nothing has read them."""
+"""Detects gradients of a micro-step that are cleared before the next backward pass, although nothing has read them.
+
+A backward pass may have another purpose than the weights' gradients: K-FAC's Fisher statistics, an importance of
+weights, a saliency map. Hooks and custom functions then keep something that they made of its gradients.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,8 @@ from precdoctor.recording.ops.storage_notes import Notes
 _MAX_WATCHED, _MAX_MADE = 16, 4096
 #: Ops that clear gradients.
 _CLEARS = frozenset(("zero_", "_foreach_zero_", "fill_"))
+#: The op behind ``item``.
+_TO_NUMBER = "_local_scalar_dense"
 
 
 class MicroSteps:
@@ -24,7 +30,10 @@ class MicroSteps:
 
     def __init__(self, findings: Findings, targets: Targets) -> None:
         self._findings, self._targets = findings, targets
+        #: What the backward pass has written; whether code of the user's, such as a hook, made it of a gradient.
         self._made: Notes[bool] = Notes()
+        #: Whether such code read a number from a gradient.
+        self._number_taken = False
         #: Weights with a non-zero gradient, that gradient, root and module.
         self._watched: list[tuple[weakref.ref[Tensor], weakref.ref[Tensor], str, str]] = []
 
@@ -33,17 +42,29 @@ class MicroSteps:
         """Whether there are gradients that may be read or dropped."""
         return bool(self._watched)
 
-    def note_results(self, result: Any) -> None:
-        """Note results of an op of the backward pass: each may be, or become, a gradient."""
-        for x in tensors_in(result) if len(self._made) < _MAX_MADE else ():
-            self._made.put(x, True)
+    def note_results(self, name: str, args: Any, result: Any) -> None:
+        """Note what an op of the backward pass writes: each may be, or become, a gradient, or be made of one."""
+        users = innermost_user_line(past_own=True) is not None  # a hook, or a custom function
+        if name == _TO_NUMBER:
+            self._number_taken |= users and args[0].is_floating_point() and self._is_made(args[0])
+            return
+        within = name.endswith("_")
+        kept = users and any(map(self._is_made, tensors_in(args[1:] if within else args)))
+        old = users and (within or name == "detach")  # memory that was there before, such as a weight's
+        for x in tensors_in(args[:1] if within else result) if len(self._made) < _MAX_MADE else ():
+            if kept or not (old or self._is_made(x)):
+                self._made.put(x, kept)
+
+    def _is_made(self, x: Tensor) -> bool:
+        """Return whether the backward pass has written the tensor."""
+        return self._made.get(x) is not None
 
     def note_use(self, name: str, args: Any, kwargs: Any) -> None:
         """Stop watching if an op outside the backward pass reads a gradient and does not clear it: it is used then."""
         if name in _CLEARS:
             return
         for x in tensors_in((args, kwargs)):
-            if self._made.get(x):
+            if self._is_made(x):
                 self._watched = []
                 return
 
@@ -54,18 +75,29 @@ class MicroSteps:
             if bool(grad.any()):
                 self._watched.append((weakref.ref(parameter), weakref.ref(grad), root, module))
         if not self._watched:
-            self._made.clear()
+            self._forget()
 
     def backward_begins(self, micro_step: int) -> None:
         """Note a fact if all watched gradients were cleared as the second backward pass begins."""
         watched, self._watched = self._watched, []
-        self._made.clear()
-        if micro_step != 1 or not watched or not all(_is_cleared(p(), g()) for p, g, _, _ in watched):
+        cleared = micro_step == 1 and bool(watched) and all(_is_cleared(p(), g()) for p, g, _, _ in watched)
+        used = cleared and (self._number_taken or self._is_kept())
+        self._forget()
+        if used or not cleared:
             return
         _, _, root, module = watched[-1]
         place = {"root": root, "module": module, "op": "zero_grad", **line_columns(innermost_user_line(past_own=True))}
         data = {"phase": "backward", "micro_step": micro_step, "weights": len(watched)}
         self._findings.add_event("dropped", {**place, "data": data}, 1.0)
+
+    def _is_kept(self) -> bool:
+        """Return whether something that user code made of the gradients exists, other than the weights' gradients."""
+        return bool({key for key, note in self._made.living() if note} - self._targets.gradient_storages())
+
+    def _forget(self) -> None:
+        """Drop all notes on the backward pass."""
+        self._made.clear()
+        self._number_taken = False
 
 
 def _is_cleared(parameter: Tensor | None, before: Tensor | None) -> bool:

@@ -252,8 +252,8 @@ class ScanMode(WindowMode):
         results = [x for x in whole if x.is_floating_point()]
         if not func.is_view and not name.endswith("_"):
             self._audit.note_new(name, result)
-        if phase == "backward" and not func.is_view:
-            self._micro_steps.note_results(result)
+        if phase == "backward" and (not func.is_view or name == "detach"):
+            self._micro_steps.note_results(name, args, result)
         if name in UNINITIALISED or any(map(_is_elsewhere, whole)):
             return
         where = self.where(phase, sequence)

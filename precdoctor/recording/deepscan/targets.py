@@ -46,6 +46,11 @@ class Targets:
         """Return the names of trained weights whose gradient is exactly zero."""
         return [name for _, _, name, _, grad in self._trained() if not bool(grad.any())]
 
+    def gradient_storages(self) -> set[int]:
+        """Return the storages of the gradients of all weights of known models."""
+        grads = [parameter.grad for _, _, _, parameter in self._parameters() if parameter.is_leaf]
+        return {key for grad in grads if grad is not None and (key := storage_key(grad)) is not None}
+
     def gradients(self, most: int) -> list[tuple[str, str, Tensor, Tensor]]:
         """Return root, module, weight and gradient of up to ``most`` trained weights that have a gradient."""
         return [(root, module, weight, grad) for root, module, _, weight, grad in islice(self._trained(), most)]

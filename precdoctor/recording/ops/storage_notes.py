@@ -41,6 +41,10 @@ class Notes(Generic[V]):
         if self._notes and (key := storage_key(x)) is not None:
             self._notes.pop(key, None)
 
+    def living(self) -> list[tuple[int, V]]:
+        """Return storage keys and notes of memory that still exists."""
+        return [(key, note) for key, (storage, note) in self._notes.items() if not storage.expired()]
+
     def clear(self) -> None:
         self._notes.clear()
 

@@ -214,7 +214,31 @@ def a_bias() -> Training:
     return run.change(lambda r: r.update(shape=[4096]), module="head")
 
 
+def second_optimizer(until: int = 31) -> Training:
+    """A head that another optimizer trains at the end of the run; its first updates, up to ``until``, are large."""
+    run = Training(steps=36)
+    for step, row in run.step_rows.items():
+        row["optimizer"] = "AdamW#0" if step < 24 else "SGD#0"
+        rows = run.tensors[step]
+        run.tensors[step] = [r for r in rows if r["module"] != "head" or step >= 24 or r["kind"] != "update"]
+        size = 0.9 if step < until else 0.01
+        run.change(lambda r, size=size: r.update(normal(size)), kind="update", module="head", step=step)
+    return run
+
+
+def wanders_from_nothing(update: float = 0.1) -> Training:
+    """A policy head of gain 0.01 in a run of twelve steps: it is the sum of a few updates in random directions."""
+    run = Training()
+    for step in run.tensors:
+        size = 0.1 * step**0.5 if step else 1e-3
+        run.change(lambda r, size=size: r.update(normal(size)), kind="weight", module="head", step=step)
+        run.change(lambda r: r.update(normal(update)), kind="update", module="head", step=step)
+    return run
+
+
 FIRING = {
+    "second_optimizer": Sample(lambda: second_optimizer(36), module="head", severity="warning", says=("0.9",)),
+    "replaced_from_nothing": Sample(lambda: wanders_from_nothing(0.3), module="head", severity="warning"),
     "thrown_off": Sample(thrown_off, module="head", kind="update", severity="warning",
                          says=("the first 3 steps", "limit 0.5", "more than doubled")),
     "diverges": Sample(diverges, module="head", severity="warning",
@@ -257,8 +281,10 @@ HEALTHY = {
         large_at_first_without_harm,
         from_zero,
         from_nothing,
+        second_optimizer,
         small_and_learnt,
         policy_head,
+        wanders_from_nothing,
         still_what_it_was,
         a_plateau_of_weights_that_keep_their_size,
         a_short_plateau,

@@ -168,6 +168,26 @@ def test_one_tensor_of_many_below_the_epsilon_is_none_of_the_line():
     assert facts(step, many[:1], stage="optimizer")["floor"]["wrong"] == 64
 
 
+def damped(curvature):
+    """A natural gradient on the diagonal of the Fisher matrix, and one in the basis of two Kronecker factors."""
+    factor = curvature.mean(1)
+    return torch.ones(64, 64) / (curvature + 1e-3), torch.ones(64, 64) / (factor[:, None] * factor + 1e-2)
+
+
+QUOTIENTS = {
+    "natural gradient": (damped, False),
+    "Adam": (lambda v: v / (v.sqrt() + 1e-2), True),
+    "a corrected second moment": (lambda v: v / (v.sqrt() / 0.03).add_(1e-2), True),
+    "the sum's root": (lambda v: v / (v + 1e-2).sqrt(), True),
+    "a power": (lambda v: v / (v**0.5 + 1e-2), True),
+}
+
+
+@pytest.mark.parametrize(("update", "decides"), QUOTIENTS.values(), ids=QUOTIENTS)
+def test_damping_of_a_curvature_is_no_epsilon(update, decides):
+    assert ("floor" in facts(update, torch.full((64, 64), 1e-8), stage="optimizer")) == decides
+
+
 HARMLESS = {
     "moves": lambda x: x.mul_(0.9),
     "nothing to do": lambda x: x.add_(torch.zeros(64, dtype=x.dtype)),
@@ -774,6 +794,34 @@ def test_gradients_of_a_micro_step_that_nobody_reads_before_they_are_gone(tmp_pa
     found = [s for s in scans.itertuples() if s.data["kind"] == "dropped"]
     assert [s.data["weights"] for s in found] == ([2, 2] if dropped else [])
     assert all(s.line for s in found)
+
+
+LAYER, BIAS, WEIGHT = (f"net.{on}_hook" for on in (
+    "register_full_backward", "bias.register_post_accumulate_grad", "weight.register"))  # fmt: skip
+HOOKS = {
+    "statistics of a layer": (LAYER, "lambda m, i, o: kept.update(f=0.1 * o[0].T @ o[0])", False),
+    "statistics in place": (LAYER, "lambda m, i, o: fisher.add_(o[0].T @ o[0]) is None or None", False),
+    "importance of weights": (BIAS, "lambda p: square.addcmul_(p.grad, p.grad) is None or None", False),
+    "the gradient itself": (LAYER, "lambda m, i, o: kept.update(f=o[0].detach())", False),
+    "its norm": (WEIGHT, "lambda g: kept.update(f=g.norm().item())", False),
+    "clamped": (WEIGHT, "lambda g: g.clamp(-1, 1)", True),
+    "decayed": (WEIGHT, "lambda g: g.mul_(0.5) + 0.1 * net.weight.detach()", True),
+    "examined": (WEIGHT, "lambda g: None if g.isfinite().all() else g.zero_()", True),
+    "counted": (BIAS, "lambda p: square.add_(1) is None or None", True),
+}
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize(("on", "hook", "dropped"), HOOKS.values(), ids=HOOKS)
+def test_a_hook_that_keeps_something_has_used_the_gradients(tmp_path, on, hook, dropped, to_none):
+    made = f"kept, fisher, square = {{}}, torch.zeros(4, 4), torch.zeros(4)\n{on}({hook})\noptimizer ="
+    script(tmp_path, "micro.py",
+           MICRO_STEPS.format(once=False, to_none=to_none, then="pass").replace("optimizer =", made, 1))  # fmt: skip
+    done = record(tmp_path, "--strict", "--deep-scan", "2", "--", *warm("micro.py"))
+    assert done.status == 0, done.err
+    events = precdoctor.open_run(done.run).events()
+    found = [d for d in map(json.loads, events["data"][events["event"] == "scan"]) if d["kind"] == "dropped"]
+    assert [d["weights"] for d in found] == ([2, 2] if dropped else [])
 
 
 NORMALISED = {

@@ -26,8 +26,9 @@ group, batch and RMS normalisation. A deep scan (`record --deep-scan`) runs the 
 in FP64 without the constant. At least `wrong_share` of its results must be off by more than half, on two scanned steps
 or more and on half of all. In a module or a loss the error must also make up `effect` of the result that it ends in;
 where it makes up `large_effect`, a quarter of wrong results is enough.
-Numbers that are exactly zero do not count, and neither do logarithms that are multiplied by zero. PD503 covers the
-epsilon of torch's own Adam.
+Numbers that are exactly zero do not count, and neither do logarithms that are multiplied by zero. In the optimizer's
+code only a constant beside a root counts, as Adam's; the damping of a curvature (K-FAC, natural gradient) is meant to
+decide. PD503 covers the epsilon of torch's own Adam.
 """,
     matters="""
 The constant is meant for the one number in a million that is zero. Where it decides for most of them, the operation is

@@ -27,6 +27,7 @@ from precdoctor.diagnosis.families.updates.oversized_weight_updates_rates import
     lower_rate,
     never_came_back,
     never_was_below,
+    nothing_learnt,
     rates_of,
     stable_rate_of,
     warmed_up,
@@ -43,7 +44,7 @@ from precdoctor.diagnosis.survey.frames import (
     rows_of,
 )
 from precdoctor.diagnosis.survey.healthy_steps import is_well
-from precdoctor.diagnosis.survey.histories import by_optimizer, watched_steps
+from precdoctor.diagnosis.survey.histories import by_optimizer, newer_half, watched_steps
 from precdoctor.diagnosis.survey.measures import Floats, column
 from precdoctor.diagnosis.survey.parameters import parameter_label
 from precdoctor.diagnosis.survey.rows import Parameter, tensor_evidence, tensor_location, text
@@ -53,8 +54,9 @@ PAGE = RulePage(
     finds="""
 Weight matrices whose update is not small against the weight: RMS(dw) / RMS(w), both as stored, is `ratio` or more in
 the median of the newer half of the recorded steps. About 1e-3 is usual, 1e-2 is brisk. The first half of the run does
-not count: by then zero-initialised weights, whose first updates are infinitely large, have found their size. Biases and
-gains are not judged.
+not count, and neither does the first half of their optimizer's steps: by then zero-initialised weights, whose first
+updates are infinitely large, have found their size. Weights that were initialised to almost nothing (below `sized`)
+count only if the share is 1.5 times that of as many updates in random directions. Biases and gains are not judged.
 
 The first `early_steps` steps, of the run or at half of the largest learning rate or more (behind a warm-up), count
 alone if they threw the run off: the median of their updates is `early_ratio` or more of the weight's initial RMS, and
@@ -104,6 +106,8 @@ average over 1 / (learning rate x weight decay) steps, which should be thousands
     ),
 )
 _COLUMNS = ("module_class", "nan", "pos_inf", "neg_inf")
+#: Up to this many times 1 / sqrt(n), n updates in random directions are the weight's size. Chosen empirically.
+_WANDERS = 1.5
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,7 @@ class _Weight:
         first, final: RMS before the first and before the last examined step that recorded the weight.
         ratios: RMS of each update over that of the weight (of the initial weight, for the first steps), by step.
         rows: rank, attempt and step of each ratio, shape ``(ratios, 3)``.
+        since: the first examined step that recorded the weight.
     """
 
     module_class: str
@@ -122,6 +127,7 @@ class _Weight:
     final: float
     ratios: Floats
     rows: Ints
+    since: int
 
     @property
     def ratio(self) -> float:
@@ -141,6 +147,13 @@ class _Weight:
     def last(self) -> tuple[Process, int]:
         """Process and step of the last ratio."""
         return self.place(int(self.rows[:, 2].argmax()))
+
+    def finds_its_size(self, sized: float) -> bool:
+        """Return whether a weight that began at almost nothing has made so few updates that these are its size.
+
+        Updates in random directions sum to the square root of their number.
+        """
+        return self.unit_gain < sized and self.ratio * math.sqrt(max(1, self.middle[1] - self.since)) < _WANDERS
 
     def place(self, row: int) -> tuple[Process, int]:
         rank, attempt, step = self.rows[row].tolist()
@@ -178,6 +191,7 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked([decayed], f"{seen}: weights decay to nothing")
     guilty: Mapping[Parameter, _Weight]
     guilty = {p: w for p, w in weights.items() if w.ratios.size >= options["min_steps"] and w.ratio >= options["ratio"]}
+    guilty = {p: w for p, w in guilty.items() if not w.finds_its_size(options["sized"])}
     start = None if guilty else _replaced_at_start(view, options)
     if not guilty and start is None:
         few = steps < options["min_steps"]
@@ -234,7 +248,7 @@ def _replaced_since(view: RunView, options: Options, since: int) -> _Start | Non
         return None
     grown = max(w.final / w.first for w in outgrown.values())
     left = f"nothing is left of {plural(len(outgrown), 'weight matrix')}: one ends at {grown:.2g} times its initial RMS"
-    if _nothing_learnt(view, options):
+    if nothing_learnt(view, int(options["min_steps"]), options["learnt"]):
         return _Start(outgrown, f"For half of the run the loss did not fall, and {left}.", behind)
     if stayed and len(outgrown) >= options["most"] * len(sized):
         fell = f"the loss fell by less than {percent(options['stays'])}"
@@ -244,31 +258,17 @@ def _replaced_since(view: RunView, options: Options, since: int) -> _Start | Non
     return None
 
 
-def _nothing_learnt(view: RunView, options: Options) -> bool:
-    """Whether a positive loss did not fall in the older or in the newer half of the run."""
-    count = int(options["min_steps"])
-    for (process, _), steps in by_optimizer(view).items():
-        losses = [s.loss for s in steps if s.loss is not None and is_well(view, process, s)]
-        halves = losses[len(losses) // 8 : len(losses) // 2], losses[len(losses) // 2 :]
-        if not losses or min(losses) <= 0.0:
-            continue
-        first_loss = min(losses[0], median(losses[:count]))  # the first updates may have made it worse
-        if any(len(half) >= count and median(half) > (1.0 - options["learnt"]) * first_loss for half in halves):
-            return True
-    return False
-
-
 def _survey(view: RunView, first: int | None = None, since: int = 0) -> Mapping[Parameter, _Weight]:
     """Return weights with ratios on the newer half; with ``first``, on that many from ``since``, to the initial RMS."""
     skipped = {s.step for steps in view.timeline.values() for s in steps if s.skipped}
     steps = [s for s in watched_steps(view) if s not in skipped]
-    early = [s for s in steps if s >= since][:first]
-    examined = steps[len(steps) // 2 :] if first is None else sorted({*steps[:1], *early, *steps[-1:]})
+    early, begins = newer_half(view, steps) if first is None else ([s for s in steps if s >= since][:first], steps[:1])
+    examined = sorted({*begins, *early, *steps[-1:]})
     rows = view.measured(("rms", "dimensions", "fan_in"), ("weight", "update"), columns=_COLUMNS, steps=examined)
     rows = rows[finite(rows) & rows["sum_sq"].notna() & (rows["dimensions"] >= 2)]
     known, (before, update) = by_kind(rows, column(rows, "rms"), ("weight", "update"))
     before, at = np.nan_to_num(before), known[list(AT)].to_numpy()
-    counted = ~np.isnan(update) if first is None else ~np.isnan(update) & np.isin(at[:, 2], early)
+    counted = ~np.isnan(update) & np.isin(at[:, 2], early)
     ids = groups(known, PARAMETER)
     one = known.iloc[firsts(ids)]
     described = zip(parameters(one), one["module_class"], one["fan_in"], rows_of(ids, known["step"]), strict=True)
@@ -278,9 +278,9 @@ def _survey(view: RunView, first: int | None = None, since: int = 0) -> Mapping[
         chosen = sized[counted[sized]] if first is None else own[counted[own] & (before[own].cumsum() > 0.0)]
         if chosen.size:
             # A weight that begins at zero has no size that its first updates could be too large for: ratio 0.
-            initial, final = float(before[(sized if first is None else own)[0]]), float(before[sized[-1]])
+            initial, final = float(before[own[0]]), float(before[sized[-1]])
             ratios = update[chosen] / (before[chosen] if first is None else initial or math.inf)
-            found[place] = _Weight(text(module_class), fan_in, initial, final, ratios, at[chosen])
+            found[place] = _Weight(text(module_class), fan_in, initial, final, ratios, at[chosen], int(at[own[0], 2]))
     return found
 
 
@@ -346,7 +346,8 @@ def _prescribe(
         return (lower,)
     gentler = gentler_start(rates, weight.ratio, options["target"])
     stayed = rates is not None and rates.last >= 0.5 * rates.measured
-    if start.rate_itself or never_came_back(view, process) or (stayed and _nothing_learnt(view, options)):
+    unlearnt = stayed and nothing_learnt(view, int(options["min_steps"]), options["learnt"])
+    if start.rate_itself or never_came_back(view, process) or unlearnt:
         return lower, gentler
     return (gentler, lower) if rates is not None and rates.warm_up else (gentler,)
 

@@ -165,3 +165,16 @@ def never_came_back(view: RunView, process: Process) -> bool:
         return bool(steps)
     losses = [s.loss for s in steps if s.loss is not None and is_well(view, process, s)]
     return bool(losses) and median(losses[-8:]) > 2.0 * losses[0] > 0.0
+
+
+def nothing_learnt(view: RunView, count: int, learnt: float) -> bool:
+    """Whether a positive loss did not fall by the share ``learnt`` in a half of the run, of ``count`` steps or more."""
+    for (process, _), steps in by_optimizer(view).items():
+        losses = [s.loss for s in steps if s.loss is not None and is_well(view, process, s)]
+        halves = losses[len(losses) // 8 : len(losses) // 2], losses[len(losses) // 2 :]
+        if not losses or min(losses) <= 0.0:
+            continue
+        first_loss = min(losses[0], median(losses[:count]))  # the first updates may have made it worse
+        if any(len(half) >= count and median(half) > (1.0 - learnt) * first_loss for half in halves):
+            return True
+    return False
