@@ -252,11 +252,12 @@ class Incident:
         """A sentence: how close the origin's tensor was to its limit on the last healthy step; empty if unknown."""
         until = self.step if self.divergence is None else self.divergence.root
         sightings = [s for s in self.history if s.step < until and s.headroom is not None and s.amax is not None]
-        if not sightings:
+        if not sightings or self.origin is None:
             return ""
         headroom = sightings[-1].headroom or 0.0
         room = f"2^{headroom:.1f} times" if headroom >= 0.05 else "just"
-        return f" At healthy step {sightings[-1].step} it reached {sightings[-1].amax:.4g}, {room} below the limit."
+        step, amax = sightings[-1].step, sightings[-1].amax
+        return f" At healthy step {step} {self.origin.row.label} reached {amax:.4g}, {room} below the limit."
 
     @property
     def consequence_words(self) -> str:
