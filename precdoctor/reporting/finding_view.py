@@ -193,7 +193,8 @@ def _path(path: Sequence[Any], console: Console) -> Table:
     shown = table({"header": "  module"}, {"header": "tensor"}, *left("dtype"), *right(*titles))
     mark = "▸ " if can_draw(console) else "> "
     for entry, is_bad in zip(entries, bad, strict=True):
-        kind = " ".join(KINDS.get(str(v), str(v)) for v in (entry.get("kind"), entry.get("name")) if v)
+        kind = str(entry.get("kind") or "")
+        kind = f"{KINDS.get(kind, kind)} {entry.get('name') or ''}".strip()
         last = entry is entries[-1]
         shown.add_row(
             Name((mark if last else "  ") + clean(entry.get("module") or "(model)")),
