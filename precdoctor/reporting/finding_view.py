@@ -39,6 +39,8 @@ KINDS = {
     "kv_key": "cached keys",
     "kv_value": "cached values",
 }
+#: Kinds of tensors that code outside modules hands to a module; alone they do not name a place.
+_AROUND = ("batch", "input", "output")
 
 
 def finding_view(finding: Finding, console: Console) -> RenderableType:
@@ -83,7 +85,9 @@ def place(finding: Finding) -> str:
     thing = "" if location.module is None else location.module or location.root or "the model"
     if location.module_class and thing:
         thing += f" ({location.module_class})"
-    if location.kind:
+    if location.module is None and location.root and location.kind in _AROUND:
+        thing = f"code around {location.root}"
+    elif location.kind:
         thing = f"{thing} {KINDS.get(location.kind, location.kind)}".strip()
     parts = [thing] if thing else []
     if location.phase is not None and location.phase.value != location.kind:
