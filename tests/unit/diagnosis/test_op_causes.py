@@ -697,9 +697,16 @@ def test_what_the_loss_leaves_out_is_told_by_its_operation():
 
 
 @pytest.mark.parametrize(
-    ("numel", "dtype", "made"), [(16, "float32", True), (64, "float32", False), (16, "float16", False)]
+    ("numel", "dtype", "kind", "made"),
+    [
+        (16, "float32", "input", True),
+        (64, "float32", "input", False),
+        (64, "float32", "output", True),  # of four calls
+        (16, "float16", "output", False),
+    ],
 )
-def test_the_first_bad_tensor_that_is_recorded_may_come_after_the_result_of_the_op(numel, dtype, made):
+def test_the_first_bad_tensor_that_is_recorded_may_come_after_the_result_of_the_op(numel, dtype, kind, made):
     """Its range is then none of the op's: a softmax follows scores that overflow."""
-    incident = SimpleNamespace(origin=SimpleNamespace(row=SimpleNamespace(numel=numel, dtype=dtype)))
+    row = SimpleNamespace(numel=numel, dtype=dtype, kind=kind, module="front")
+    incident = SimpleNamespace(origin=SimpleNamespace(row=row))
     assert made_origin(incident, op(0, "aten.bmm.default", tensor())) == made

@@ -306,9 +306,16 @@ def reference_words(op: Op, cause: Cause) -> str:
 
 
 def made_origin(incident: Incident, op: Op) -> bool:
-    """Whether a result of ``op`` has the size and format of the first non-finite tensor, so that it may be the same."""
+    """Whether a result of ``op`` has the size and format of the first non-finite tensor, so that it may be the same.
+
+    The row of a module's output counts all calls of a step, recomputation included.
+    """
     row = incident.origin.row if incident.origin is not None else None
-    return row is not None and any((r.dtype, r.numel) == (row.dtype, row.numel) for r in op.results)
+    if row is None:
+        return False
+    called_again = row.kind == "output" and row.module == op.module
+    sizes = [r.numel for r in op.results if r.dtype == row.dtype]
+    return row.numel in sizes or (called_again and any(n and row.numel % n == 0 for n in sizes))
 
 
 def _poison_words(incident: Incident) -> str:
