@@ -39,6 +39,8 @@ KINDS = {
     "kv_key": "cached keys",
     "kv_value": "cached values",
 }
+#: Kinds of tensors that code outside modules hands to a module; alone they do not name a place.
+_AROUND = ("batch", "input", "output")
 
 
 def finding_view(finding: Finding, console: Console) -> RenderableType:
@@ -83,7 +85,9 @@ def place(finding: Finding) -> str:
     thing = "" if location.module is None else location.module or location.root or "the model"
     if location.module_class and thing:
         thing += f" ({location.module_class})"
-    if location.kind:
+    if location.module is None and location.root and location.kind in _AROUND:
+        thing = f"code around {location.root}"
+    elif location.kind:
         thing = f"{thing} {KINDS.get(location.kind, location.kind)}".strip()
     parts = [thing] if thing else []
     if location.phase is not None and location.phase.value != location.kind:
@@ -193,7 +197,8 @@ def _path(path: Sequence[Any], console: Console) -> Table:
     shown = table({"header": "  module"}, {"header": "tensor"}, *left("dtype"), *right(*titles))
     mark = "▸ " if can_draw(console) else "> "
     for entry, is_bad in zip(entries, bad, strict=True):
-        kind = " ".join(KINDS.get(str(v), str(v)) for v in (entry.get("kind"), entry.get("name")) if v)
+        kind = str(entry.get("kind") or "")
+        kind = f"{KINDS.get(kind, kind)} {entry.get('name') or ''}".strip()
         last = entry is entries[-1]
         shown.add_row(
             Name((mark if last else "  ") + clean(entry.get("module") or "(model)")),

@@ -70,6 +70,7 @@ class Divergence:
         ratio: largest RMS of an update over RMS of its weight at the root or the next step; None if unknown.
         usual_ratio: median of the largest ratio on the steps before; None if unknown.
         parameter: the parameter with ``ratio``; empty if unknown.
+        own_ratio: largest ratio at the root itself; None if unknown.
     """
 
     root: int
@@ -81,6 +82,7 @@ class Divergence:
     ratio: float | None = None
     usual_ratio: float | None = None
     parameter: str = ""
+    own_ratio: float | None = None
 
     @property
     def first(self) -> StepFacts:
@@ -148,7 +150,7 @@ def _optimizer_divergence(
     kind = kind or ("initial" if large is not None else _kind(view, process, steps, at, updates))
     links = (*([large] if large is not None else []), *_links(view, process, steps, at, kind, updates, incident))
     usual = _usual_level([updates.ratio(s.step) for s in steps[:at]])
-    return Divergence(root, kind, process, steps, at, links, ratio, usual, parameter)
+    return Divergence(root, kind, process, steps, at, links, ratio, usual, parameter, updates.ratio(root))
 
 
 # -- the first step out of line ---------------------------------------------------------------------------------------
@@ -376,7 +378,9 @@ def _links(
     if first is not None:
         ratio, parameter = updates.largest(first.step, first.step + 1)
         usual = _usual_level([updates.ratio(s.step) for s in steps[:at]])
-        links.append(Link(first.step, f"update / weight of `{parameter}`", ratio or 0.0, usual))
+        links.append(
+            Link(first.step, f"update / weight of `{parameter}`{updates.bound_words(first.step)}", ratio or 0.0, usual)
+        )
     links += _rise(later, "loss", losses[at:], _usual_level(losses[:at]))
     return tuple(sorted(links, key=lambda link: link.step))
 

@@ -12,7 +12,7 @@ from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.divergence import missing_zero_grad
 from precdoctor.diagnosis.divergence.learning_rates import JUMP, group_words, jump_before, raised
-from precdoctor.diagnosis.divergence.onset import Divergence, clip_level
+from precdoctor.diagnosis.divergence.onset import REPLACED, Divergence, clip_level
 from precdoctor.diagnosis.divergence.updates_by_step import updates_before
 from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
@@ -22,6 +22,8 @@ from precdoctor.diagnosis.survey.view import Process, RunView
 _BRISK = 0.02
 #: Most steps between the rewriting of a weight and a rise that it explains; its effect takes a step or two.
 _RECENT = 4
+#: Fewest norms before the root that show which norm is usual.
+_HEALTHY = 4
 #: Classes of optimizers whose update is proportional to the gradient, so that clipping the gradient clips the update.
 _PROPORTIONAL = frozenset({"SGD", "ASGD", ""})
 
@@ -113,7 +115,9 @@ def root_cure(view: RunView, divergence: Divergence) -> Prescription:
     if not _is_proportional(view, divergence) or _clips(divergence):
         return _lower_rate(view, divergence)
     slower = stable_rate(view, divergence.steps) if divergence.at == 0 else None
-    return slower.prescription if slower is not None else _clip_norm(divergence)
+    if slower is not None:
+        return slower.prescription
+    return _clip_norm(divergence) if _is_bounded_by_clipping(divergence) else _lower_rate(view, divergence)
 
 
 def _keep_rate(divergence: Divergence, usual: float, present: float) -> Prescription:
@@ -130,12 +134,18 @@ def _keep_rate(divergence: Divergence, usual: float, present: float) -> Prescrip
 
 
 def _lower_rate(view: RunView, divergence: Divergence) -> Prescription:
-    """Prescribe a learning rate at which the update is :data:`_BRISK` times its weight, at most a tenth of the rate."""
+    """Prescribe a learning rate at which the update is :data:`_BRISK` times its weight, at most a tenth of the rate.
+
+    If updates are proportional to the gradient, only the root's own update counts: it enlarges those after it, and no
+    warm-up helps.
+    """
     ratio, rate = divergence.ratio, divergence.first.lr
+    follows = _is_proportional(view, divergence) and not _clips(divergence)
+    ratio = divergence.own_ratio or ratio if follows else ratio
     factor = rounded_down(min(0.1, _BRISK / ratio)) if ratio else 0.1
     one = sum(len(o.get("groups") or ()) for o in view.optimizers) == 1
     rates = f" ({rate:.3g} -> {rate * factor:.3g})" if rate and one else ""
-    warm_up = ", or a warm-up that begins there" if divergence.at < 4 else ""
+    warm_up = ", or a warm-up that begins there" if divergence.at < 4 and not follows else ""
     predicted: Mapping[str, Any] = {} if ratio is None else {"update_to_weight": {"from": ratio, "to": ratio * factor}}
     return Prescription(
         title=f"learning rate x {factor:g}{rates}{warm_up}",
@@ -150,7 +160,7 @@ def _clip_norm(divergence: Divergence) -> Prescription:
     before = [s.grad_norm for s in divergence.steps[: divergence.at] if s.grad_norm is not None]
     norms = [s.grad_norm for s in divergence.steps[divergence.at :] if s.grad_norm is not None]
     level, peak = clip_level(before), norms[0] if norms else None
-    healthy = len(before) >= 4
+    healthy = len(before) >= _HEALTHY
     source = (
         f"twice the usual {median(before[-32:]):.2g} before step {divergence.root}"
         if healthy
@@ -234,6 +244,19 @@ def _is_proportional(view: RunView, divergence: Divergence) -> bool:
 def _clips(divergence: Divergence) -> bool:
     clip = divergence.first.clip_norm
     return clip is not None and 0.0 < clip < math.inf
+
+
+def _is_bounded_by_clipping(divergence: Divergence) -> bool:
+    """Whether the root's update, clipped as :func:`_clip_norm` proposes, leaves the weight in place, or is unknown.
+
+    Without a healthy norm to clip at, every step may be clipped, so the clipped update must be a usual one.
+    """
+    before = [s.grad_norm for s in divergence.steps[: divergence.at] if s.grad_norm is not None]
+    ratio, norm = divergence.own_ratio, divergence.first.grad_norm
+    if ratio is None:
+        return True
+    clipped = ratio * min(1.0, clip_level(before) / norm) if norm else ratio
+    return clipped < (REPLACED if len(before) >= _HEALTHY else _BRISK)
 
 
 def _norm_words(divergence: Divergence) -> str:

@@ -17,14 +17,24 @@ from precdoctor.diagnosis.survey.view import Process, RunView
 _NEWEST = 64
 #: RMS x sqrt(fan-in) below which a weight is almost zero, so that any update replaces it: the ``sized`` of PD504.
 _SIZED = 0.2
+#: Growth of a weight in one step from which its update is at least as large as the weight.
+_DOUBLED = 2.0
 
 
 @dataclass(frozen=True)
 class Updates:
-    """For each sampled step and weight matrix the RMS of the weight before the step, and of the stored update."""
+    """For each sampled step and weight matrix the RMS of the weight before the step, and of the stored update.
+
+    Updates of the steps in ``bounded`` were not recorded: their RMS is the least that explains the weights after them.
+    """
 
     weights: Mapping[int, Mapping[Parameter, float]]
     updates: Mapping[int, Mapping[Parameter, float]]
+    bounded: frozenset[int] = frozenset()
+
+    def bound_words(self, step: int) -> str:
+        """`` at least`` if the updates of ``step`` are lower bounds, else empty."""
+        return " at least" if step in self.bounded else ""
 
     def ratios(self, step: int) -> dict[Parameter, float]:
         """Return RMS of the update over RMS of the weight, for all matrices of the step."""
@@ -111,4 +121,22 @@ def updates_before(view: RunView, process: Process, step: int) -> Updates:
     columns = (rows["kind"], rows["step"].tolist(), parameters(rows), rows["rms"].tolist())
     for kind, at, place, rms in zip(*columns, strict=True):
         found[kind].setdefault(at, {})[place] = rms
-    return Updates(found["weight"], found["update"])
+    least = _least_first_updates(view, process, found["weight"]) if found["weight"] else {}
+    missing = {step: updates for step, updates in least.items() if step not in found["update"]}
+    return Updates(found["weight"], {**missing, **found["update"]}, frozenset(missing))
+
+
+def _least_first_updates(
+    view: RunView, process: Process, weights: Mapping[int, Mapping[Parameter, float]]
+) -> dict[int, dict[Parameter, float]]:
+    """Return the least RMS of the first step's updates for weights that it doubled, if the script makes the updates.
+
+    Which tensors such a script updates shows only after its first step, so the recorder has no weights to subtract. The
+    RMS of an update is at least the difference of the RMS of the weight before and after it.
+    """
+    steps = view.timeline.get(process, ())
+    if not steps or steps[0].optimizer or steps[0].skipped:
+        return {}
+    now, then = weights.get(steps[0].step, {}), weights.get(steps[0].step + 1, {})
+    grown = {p: then[p] - w for p, w in now.items() if p in then and then[p] >= _DOUBLED * w}
+    return {steps[0].step: grown} if grown else {}

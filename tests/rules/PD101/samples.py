@@ -144,6 +144,13 @@ def skipped_and_recovered() -> Training:
     return run
 
 
+def skipped_without_a_scaler() -> Training:
+    """The same without a scaler."""
+    run = Training().poison(7, "output", "blocks.0.mlp.up", then=False, pos_inf=4).skip(7)
+    run.step_rows[7].update(loss=float("nan"), found_inf=None)
+    return run
+
+
 def another_time() -> Training:
     """The same module on two steps, healthy ones between: one finding."""
     run = Training(dtype="float16", scale=1024.0)
@@ -225,7 +232,12 @@ FIRING = {
     "one_of_two_ranks": Sample(one_of_two_ranks, 7, "blocks.0.mlp.up", "output", rank=1, says=("on rank 1",)),
     "second_micro_step": Sample(second_micro_step, 7, "blocks.0.mlp.up", says=("micro-step 1",)),
     "skipped_and_recovered": Sample(
-        skipped_and_recovered, 7, "blocks.0.mlp.up", severity="warning", says=("nothing to resume",)
+        skipped_and_recovered, 7, "blocks.0.mlp.up", severity="warning",
+        says=("The loss scaler skipped these steps", "nothing to resume"),
+    ),
+    "skipped_without_a_scaler": Sample(
+        skipped_without_a_scaler, 7, "blocks.0.mlp.up", severity="warning",
+        says=("These steps changed no weight, so the weights are intact",),
     ),
     "another_time": Sample(
         another_time, 4, "blocks.0.mlp.up", severity="warning", evidence={"steps": [4, 9], "occurrences": 2}

@@ -97,6 +97,34 @@ def test_without_a_healthy_norm_the_convention_is_advised(tmp_path: Path) -> Non
     assert "no healthy norm" in found.prescriptions[0].title
 
 
+@pytest.mark.parametrize(("norm", "lowered"), [(2.7, True), (4000.0, False)])
+def test_without_a_healthy_norm_clipping_is_advised_only_if_it_bounds_the_update(
+    norm: float, lowered: bool, tmp_path: Path
+) -> None:
+    ratios = [19.0, *[200.0] * LAST]
+    run = sgd(course(lr=lambda _: 30.0, norm=lambda s: norm, loss=after(1, 1.5, 30.0), ratio=ratios.__getitem__))
+    cure = first(run, tmp_path)[0].prescriptions[0]
+    if lowered:
+        assert cure.change == {"lr_factor": 0.001}  # of the root's own update, not of those that it enlarged
+        assert cure.title == "learning rate x 0.001 (30 -> 0.03)"  # a warm-up would end at the same rate
+    else:
+        assert cure.change["clip_norm"]["to"] == 1.0
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_the_first_update_by_hand_is_bounded_by_the_weights_around_it(by_hand: bool, tmp_path: Path) -> None:
+    run = course(norm=lambda s: 4000.0, loss=after(1, 1.5, 30.0), ratio=lambda s: 20.0)
+    run.tensors[0] = [r for r in run.tensors[0] if r["kind"] != "update"]
+    if by_hand:
+        run.facts = {**FACTS, "optimizers": []}
+        for row in run.step_rows.values():
+            row.update(optimizer="", lr=None)
+    found, _ = first(run, tmp_path)
+    assert found.evidence["root"]["step"] == (0 if by_hand else 1)
+    least = [(link["step"], round(link["value"])) for link in found.evidence["chain"] if "at least" in link["what"]]
+    assert least == ([(0, 19)] if by_hand else [])
+
+
 @pytest.mark.parametrize("size", [1e15, 1e4])
 def test_a_network_that_is_too_large_before_its_first_update_is_started_smaller(tmp_path: Path, size: float) -> None:
     """No rate and no clipping mends what no update has made."""

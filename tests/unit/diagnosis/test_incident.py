@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from precdoctor.diagnosis.engine import diagnose
@@ -54,3 +56,28 @@ def test_a_loss_that_stays_bad_is_told_by_itself(tmp_path):
 
 def test_what_comes_before_the_fault_that_is_known_is_told_by_itself(tmp_path):
     assert [step for step, _, _ in losses_told(bad_losses(unsampled=[9]), tmp_path / "run")] == [9, 12]
+
+
+def test_the_range_on_healthy_steps_is_said_of_a_named_tensor(tmp_path):
+    run = Training(dtype="float16").poison(9, "output", "blocks.0.mlp.up", pos_inf=4)
+    found = diagnose(run.write(tmp_path / "run")).findings[0]
+    assert found.code == "PD101"
+    assert " At healthy step 8 `blocks.0.mlp.up` output reached " in found.message
+
+
+@pytest.mark.parametrize(
+    ("policy", "scale", "words"),
+    [
+        ("examine", None, "These steps changed no weight, so"),
+        ("skip", None, "With `--on-nonfinite skip` these steps changed no weight, so"),
+        ("skip", 1024.0, "The loss scaler skipped these steps, so"),
+    ],
+)
+def test_a_skipped_step_is_the_scalers_only_if_there_is_one(policy, scale, words, tmp_path):
+    run = Training(scale=scale).poison(7, "output", "blocks.0.mlp.up", then=False, pos_inf=4).skip(7)
+    run.step_rows[7].update(loss=float("nan"), found_inf=True if scale else None)
+    where = tmp_path / "run"
+    run.write(where)
+    info = json.loads((where / "run.json").read_text())
+    (where / "run.json").write_text(json.dumps({**info, "options": {"on_nonfinite": policy}}))
+    assert words in diagnose(where).findings[0].message

@@ -9,7 +9,12 @@ from precdoctor.diagnosis.claims.finding import Phase, Source
 from precdoctor.diagnosis.families.nonfinite.culprit import culprit_op, culprit_phase, gradient_scale, op_cause
 from precdoctor.diagnosis.families.nonfinite.incident import Cause, Culprit, CulpritOp
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import library_words, prescribe
-from precdoctor.diagnosis.families.nonfinite.op_report import external_words, operand_words, reference_words
+from precdoctor.diagnosis.families.nonfinite.op_report import (
+    external_words,
+    made_origin,
+    operand_words,
+    reference_words,
+)
 from precdoctor.diagnosis.survey.op_facts import NAN, NEG_INF, POS_INF, BadSetting, Op, Replay
 from precdoctor.diagnosis.survey.operand import Operand
 
@@ -689,3 +694,19 @@ def test_what_the_loss_leaves_out_is_told_by_its_operation():
     masked = op(2, "aten.mul.Tensor", tensor(nan=1), phase="backward", bad_out=NAN, makers=((1,),))
     inside = replace(seen, path=(1, 2), ops={**seen.ops, 2: masked})
     assert cause_of(inside).name == "where-gradient-trap"
+
+
+@pytest.mark.parametrize(
+    ("numel", "dtype", "kind", "made"),
+    [
+        (16, "float32", "input", True),
+        (64, "float32", "input", False),
+        (64, "float32", "output", True),  # of four calls
+        (16, "float16", "output", False),
+    ],
+)
+def test_the_first_bad_tensor_that_is_recorded_may_come_after_the_result_of_the_op(numel, dtype, kind, made):
+    """Its range is then none of the op's: a softmax follows scores that overflow."""
+    row = SimpleNamespace(numel=numel, dtype=dtype, kind=kind, module="front")
+    incident = SimpleNamespace(origin=SimpleNamespace(row=row))
+    assert made_origin(incident, op(0, "aten.bmm.default", tensor())) == made

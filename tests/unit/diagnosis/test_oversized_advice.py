@@ -113,3 +113,15 @@ def test_what_exploded_in_the_second_step_is_no_measure_of_the_first(tmp_path: P
 
     told = {c["code"]: c["message"] for c in finding.evidence["consequences"]}
     assert told["PD504"] == "the first steps change `head.weight` by 0.8 times its initial size each"
+
+
+def test_a_first_update_that_was_not_recorded_is_not_the_one_measured(tmp_path: Path) -> None:
+    whole, run = thrown_off(), thrown_off()
+    run.tensors[0] = [r for r in run.tensors[0] if r["kind"] != "update"]
+    [known, later] = [
+        next(f for f in diagnose(r.write(tmp_path / name)).findings if f.code == "PD504")
+        for name, r in (("whole", whole), ("later", run))
+    ]
+    assert known.title.startswith("the first steps change")
+    assert later.title.startswith("steps 1 to 2 change `")
+    assert "In the median of steps 1 to 2, each step changed" in later.message

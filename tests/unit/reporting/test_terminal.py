@@ -253,3 +253,20 @@ def test_figures_that_are_predicted_say_so_once(title, change, predicted):
 def test_no_message_offers_the_second_run_that_the_last_lines_offer():
     texts = [path.read_text() for path in (Path(precdoctor.__file__).parent / "diagnosis").rglob("*.py")]
     assert not [text for text in texts if re.search(r"(?<!`)`precdoctor autopsy", text)]
+
+
+def test_a_tensors_own_name_is_not_read_as_a_kind():
+    """`logits` is also a kind of tensor, with words of its own."""
+    path = [{**OVERFLOW.evidence["path"][-1], "kind": "output", "name": "logits"}]
+    text = printed(only(OVERFLOW, evidence={**OVERFLOW.evidence, "path": path}), width=140)
+    assert "output logits" in text
+    assert "softmax input" not in text
+
+
+def test_code_outside_modules_is_placed_at_its_root():
+    around = dataclasses.replace(OVERFLOW.location, module=None, module_class=None, kind="input")
+    assert "where     code around GPT#0, forward, step 37" in printed(only(OVERFLOW, location=around), width=140)
+
+
+def only(finding, **changes):
+    return dataclasses.replace(BROKEN, findings=(dataclasses.replace(finding, **changes),))

@@ -181,8 +181,10 @@ class Incident:
     #: The last of the incident's non-finite steps, and their number.
     last_step: int = 0
     bad_steps: int = 1
-    #: The loss scaler skipped every non-finite step, and a healthy one followed.
+    #: Every non-finite step was skipped, and a healthy one followed.
     recovered: bool = False
+    #: What skipped the non-finite steps: ``scaler``, ``policy`` (``--on-nonfinite skip``), else empty.
+    skipped_by: str = ""
     #: The origin's tensor on healthy steps.
     history: tuple[Sighting, ...] = ()
     #: The ranks that reported the incident.
@@ -228,7 +230,7 @@ class Incident:
         """The checkpoint to resume from, in one or two sentences."""
         poisoned = self.culprit is not None and self.culprit.replay.poisoned
         if self.recovered and not poisoned:
-            return "The loss scaler skipped these steps, so the weights are intact: nothing to resume."
+            return f"{_SKIPS[self.skipped_by]}, so the weights are intact: nothing to resume."
         if self.inference:
             return "Nothing was trained, so there is no checkpoint to go back to."
         if self.divergence is not None and self.divergence.root == 0:
@@ -252,11 +254,12 @@ class Incident:
         """A sentence: how close the origin's tensor was to its limit on the last healthy step; empty if unknown."""
         until = self.step if self.divergence is None else self.divergence.root
         sightings = [s for s in self.history if s.step < until and s.headroom is not None and s.amax is not None]
-        if not sightings:
+        if not sightings or self.origin is None:
             return ""
         headroom = sightings[-1].headroom or 0.0
         room = f"2^{headroom:.1f} times" if headroom >= 0.05 else "just"
-        return f" At healthy step {sightings[-1].step} it reached {sightings[-1].amax:.4g}, {room} below the limit."
+        step, amax = sightings[-1].step, sightings[-1].amax
+        return f" At healthy step {step} {self.origin.row.label} reached {amax:.4g}, {room} below the limit."
 
     @property
     def consequence_words(self) -> str:
@@ -294,6 +297,12 @@ class Report(NamedTuple):
     prescription: Prescription
 
 
+#: What kept the weights from a non-finite step, by ``Incident.skipped_by``.
+_SKIPS = {
+    "scaler": "The loss scaler skipped these steps",
+    "policy": "With `--on-nonfinite skip` these steps changed no weight",
+    "": "These steps changed no weight",
+}
 _NOUNS = {
     "batch": "input tensor",
     "input": "input",

@@ -106,10 +106,19 @@ def _with_outcome(
         last_step=episode[-1],
         bad_steps=len(episode),
         recovered=skipped and followed,
+        skipped_by=_skipped_by(view, [f for f in facts if f is not None]),
         passed=followed or len(episode) == 1,
         ranks=(incident.process.rank,),
         occurrences=(incident.step,),
     )
+
+
+def _skipped_by(view: RunView, steps: Sequence[StepFacts]) -> str:
+    """What skips bad steps: ``scaler``, ``policy`` (``--on-nonfinite skip``), empty if unknown."""
+    if any(s.loss_scale is not None or s.found_inf is not None for s in steps):
+        return "scaler"
+    options = view.run.info.get("options")
+    return "policy" if isinstance(options, Mapping) and options.get("on_nonfinite") == "skip" else ""
 
 
 def _last_finite(view: RunView, incident: Incident, clean_steps: Sequence[int], order: Sequence[int]) -> int | None:

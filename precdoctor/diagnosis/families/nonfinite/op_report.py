@@ -63,7 +63,7 @@ def report_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Repor
     if external is not None and external[0] == "computed":
         message += " Code of the same step made it of other weights: an inner loop, or a network that makes weights."
     message += reference_words(op, culprit.cause) if external is None else ""
-    message += incident.headroom_words if culprit.cause.name in _RANGE_CAUSES else ""
+    message += incident.headroom_words if culprit.cause.name in _RANGE_CAUSES and made_origin(incident, op) else ""
     message += incident.consequence_words + _poison_words(incident) + _replay_words(culprit.replay)
     line = culprit.at_line if external is None else ""
     return Report(
@@ -303,6 +303,19 @@ def reference_words(op: Op, cause: Cause) -> str:
     if "in FP64 the result reaches" in cause.why:
         return ""
     return f" In FP64 the result is finite and reaches {reference.amax:.4g}: the format's range ended."
+
+
+def made_origin(incident: Incident, op: Op) -> bool:
+    """Whether a result of ``op`` has the size and format of the first non-finite tensor, so that it may be the same.
+
+    The row of a module's output counts all calls of a step, recomputation included.
+    """
+    row = incident.origin.row if incident.origin is not None else None
+    if row is None:
+        return False
+    called_again = row.kind == "output" and row.module == op.module
+    sizes = [r.numel for r in op.results if r.dtype == row.dtype]
+    return row.numel in sizes or (called_again and any(n and row.numel % n == 0 for n in sizes))
 
 
 def _poison_words(incident: Incident) -> str:

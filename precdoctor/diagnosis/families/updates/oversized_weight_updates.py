@@ -30,6 +30,7 @@ from precdoctor.diagnosis.families.updates.oversized_weight_updates_rates import
     nothing_learnt,
     rates_of,
     stable_rate_of,
+    start_words,
     warmed_up,
 )
 from precdoctor.diagnosis.survey.frames import (
@@ -296,9 +297,10 @@ def _finding(
     rates = rates_of(view, *weight.middle)
     diverging = stable_rate_of(view, process)
     steps, one = plural(weight.ratios.size, "step"), weight.ratios.size == 1
-    which = f"the first {steps}{start.behind}" if start is not None else f"{steps} in the newer half"
+    behind, measured = start.behind if start is not None else "", weight.rows[:, 2].tolist()
+    subject, which = start_words(view, measured, behind) if start is not None else ("", f"{steps} in the newer half")
     message = (
-        (f"The first step{start.behind}" if one and start is not None else f"In the median of {which}, each step")
+        (f"{which[0].upper()}{which[1:]}" if one and start is not None else f"In the median of {which}, each step")
         + f" changed `{parameter}` by {weight.ratio:.2g} of its "
         + ("own RMS" if start is None else "initial RMS")
         + f" (limit {limit:g}; about 1e-3 is usual)"
@@ -310,7 +312,7 @@ def _finding(
     evidence: dict[str, Any] = {
         "update_to_weight": weight.ratio,
         "limit": limit,
-        "first_steps": weight.rows[:, 2].tolist() if start is not None and not start.behind else None,
+        "first_steps": measured if start is not None and not behind else None,
         "lr": rates.measured if rates is not None else None,
         "warm_up_steps": rates.warm_up if rates is not None else 0,
         "weights": [
@@ -323,7 +325,7 @@ def _finding(
         evidence |= diverging.evidence
     return RULE.finding(
         confidence=0.85 if weight.ratios.size >= 8 else 0.7,
-        title=f"the first {'step' if one else 'steps'}{start.behind} {'changes' if one else 'change'} `{parameter}` by "
+        title=f"{subject} {'changes' if one else 'change'} `{parameter}` by "
         f"{weight.ratio:.2g} times its initial size{'' if one else ' each'}"
         if start is not None
         else f"each step replaces `{parameter}` by {weight.ratio:.2g} of itself",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -132,6 +132,22 @@ def gentler_start(rates: Rates | None, ratio: float, target: float) -> Prescript
             ")  # in place of the warm-up there is\n"
         ),
     )
+
+
+def start_words(view: RunView, steps: Sequence[int], behind: str) -> tuple[str, str]:
+    """Return which steps were measured, for a title and for a message: the first ones, or their numbers.
+
+    Args:
+        view: the run.
+        steps: the measured steps.
+        behind: `` at the full rate`` if the first steps after a warm-up are meant, else empty.
+    """
+    first, last, one = min(steps), max(steps), len(steps) == 1
+    if not behind and first > view.steps["step"].min():  # the update of the first step was not recorded, or skipped
+        which = f"step {first}" if first == last else f"steps {first} to {last}"
+        return which, which
+    title = f"the first {'step' if one else 'steps'}{behind}"
+    return title, title if one else f"the first {plural(len(steps), 'step')}{behind}"
 
 
 def _predicted(before: float, after: float) -> dict[str, Any]:
