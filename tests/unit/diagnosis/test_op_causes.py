@@ -10,6 +10,7 @@ from precdoctor.diagnosis.families.nonfinite.culprit import culprit_op, culprit_
 from precdoctor.diagnosis.families.nonfinite.incident import Cause, Culprit, CulpritOp
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import library_words, prescribe
 from precdoctor.diagnosis.families.nonfinite.op_report import external_words, operand_words, reference_words
+from precdoctor.diagnosis.survey.bad_data import BadTensor
 from precdoctor.diagnosis.survey.op_facts import NAN, NEG_INF, POS_INF, BadSetting, Op, Replay
 from precdoctor.diagnosis.survey.operand import Operand
 
@@ -404,6 +405,22 @@ def test_nothing_is_said_of_operands_that_are_not_known():
     assert seen.name == "other" and "finite operands" not in seen.why
     known = cause_of(replay("forward", op(1, "aten.grid_sampler_2d.default", tensor(), bad_out=NAN)))
     assert "finite operands" in known.why
+    solve = replace(op(1, "aten.linalg_solve_triangular.default", tensor(), bad_out=NAN), unknown=("B",))
+    partly = cause_of(replay("forward", solve))
+    assert "lacks operand `B`" in partly.why and partly.may_pass_on and not known.may_pass_on
+
+
+@pytest.mark.parametrize(("first_bad", "count", "named"), [((5,), 1, True), ((5,), 3, True), ((2,), 3, False)])
+def test_a_constant_is_the_tensor_of_the_batch_that_is_bad_in_the_same_sample(first_bad, count, named):
+    labels = BadTensor("`labels`", (1, 0, 0), 16, (5,), 1, (21,), in_order=True, delivered=True)
+    constant = replace(tensor("other", nan=count), first_bad=first_bad)
+    sub = op(1, "aten.sub.Tensor", tensor(), constant, bad_out=NAN, makers=((0,), CONSTANT))
+    seen = replace(replay("forward", sub, root="", externals=((*CONSTANT, 1),)), bad_data=(labels,))
+    at = culprit_op(seen)
+
+    assert (op_cause(seen, at, None).name == "nonfinite-input-batch") == named
+    assert at.delivered(seen.bad_data) == (labels if named else None)
+    assert culprit_op(replace(seen, bad_data=())).delivered(()) is None
 
 
 @pytest.mark.parametrize(

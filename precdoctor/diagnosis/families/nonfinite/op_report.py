@@ -46,7 +46,9 @@ def report_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Repor
         return _report_optimizer_step(view, incident, culprit)
     op, external, data = culprit.op, culprit.external, culprit.data
     message = f"{incident.at_step(view).capitalize()}, {op.name}{culprit.at_line} "
-    message += f"read {external_words(culprit)}{_external_counts(culprit)}. " if external is not None else _made(op)
+    message += (
+        f"read {external_words(culprit)}{_external_counts(culprit)}. " if external is not None else _made(culprit)
+    )
     if (weight := culprit.replay.weight) is not None:
         message += f"It ends up in `{dotted(*weight[1:])}`. "
     if data is not None:
@@ -56,9 +58,10 @@ def report_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Repor
     message += library_words(view, incident, culprit)
     if culprit.cause.name is None and external is not None and not external[1]:
         message += (
-            " It is older than the step, or was made where a trace does not reach: in another thread, in compiled code."
+            " The tensor is older than the step, or was made where a trace does not reach: in another thread or in "
+            "compiled code."
             if culprit.replay.live
-            else " It was made without a gradient, so no replay of the step reaches the op that made it."
+            else " The tensor was made without a gradient, so no replay of the step reaches the op that made it."
         )
     if external is not None and external[0] == "computed":
         message += " Code of the same step made it of other weights: an inner loop, or a network that makes weights."
@@ -93,7 +96,8 @@ def _title(view: RunView, incident: Incident, culprit: Culprit) -> str:
         name = forward_op.short if forward_op is not None else (op.node or op.short).removesuffix("Backward")
         title = f"the backward pass of {name} in {place} makes the first non-finite gradient"
     else:
-        title = f"{op.short} in {place} makes the first non-finite value"
+        returns = "returns" if culprit.cause.may_pass_on else "makes"
+        title = f"{op.short} in {place} {returns} the first non-finite value"
     return f"{title}{culprit.cause.in_brackets}"
 
 
@@ -109,7 +113,7 @@ def _report_optimizer_step(view: RunView, incident: Incident, culprit: Culprit) 
         title = f"the optimizer step left {what} and its gradient non-finite{culprit.cause.in_brackets}"
     else:
         title = f"the optimizer step made {what} non-finite from finite gradients{culprit.cause.in_brackets}"
-    message = f"{incident.at_step(view).capitalize()}, in {name}, {op.name} {_made(op)}{operand_words(op)}"
+    message = f"{incident.at_step(view).capitalize()}, in {name}, {op.name} {_made(culprit)}{operand_words(op)}"
     message = message.rstrip() + culprit.cause.sentence + _poison_words(incident) + incident.consequence_words
     return Report(title, f"{message} {incident.resume_advice}", prescribe(view, incident, culprit))
 
@@ -255,13 +259,14 @@ def _external_counts(culprit: Culprit) -> str:
     return f", which holds {tensor.count_words()}{sample}"
 
 
-def _made(op: Op) -> str:
+def _made(culprit: Culprit) -> str:
     """A predicate: what the op made. ``made 12 NaN of 4,096 elements (float16, the first at [0, 3]). ``"""
-    bad = next((r for r in op.results if r.bad), None)
+    bad = next((r for r in culprit.op.results if r.bad), None)
+    made = "returned" if culprit.cause.may_pass_on else "made"
     if bad is None:
-        return "made a non-finite value. "
+        return f"{made} a non-finite value. "
     where = f", the first at {list(bad.first_bad)}" if bad.first_bad else ""
-    return f"made {bad.count_words()} ({bad.dtype}{where}). "
+    return f"{made} {bad.count_words()} ({bad.dtype}{where}). "
 
 
 def operand_words(op: Op) -> str:
