@@ -87,6 +87,22 @@ def test_the_derivative_of_a_quotient_that_where_throws_away_is_a_trap():
     assert cause_of(replay("backward", forward, backward)).name == "where-gradient-trap"
 
 
+@pytest.mark.parametrize(("value", "name"), [(0.0, "where-gradient-trap"), (-0.02, "domain-edge-gradient")])
+def test_elements_that_are_not_gathered_have_a_gradient_of_0(value, name):
+    """``log(p).gather(label)``, also in a live trace, which has no facts of the ops around the origin."""
+    forward = replace(op(5, "aten.log.default", tensor(zero=2)), results=())
+    spread = replace(op(8, "aten.scatter_add.default", phase="backward", node="GatherBackward0"), results=())
+    incoming = replace(tensor(zero=15), value=value)
+    small = replace(tensor("out", nan=3), pos_inf=2)
+    derived = op(9, "aten.div.Tensor", incoming, phase="backward", node="LogBackward0", forward=5, makers=((8,), (1,)))
+    derived = replace(derived, bad_out=NAN, results=(small,), reference=tensor("out", nan=3))
+    cause = cause_of(replay("backward", forward, spread, derived))
+
+    assert cause.name == name
+    assert ("2 more gradients overflow" in cause.why) == (value == 0.0)
+    assert "In FP64 3 of these 5 elements" in reference_words(derived, cause)
+
+
 @pytest.mark.parametrize("bad_out", [0, NEG_INF], ids=["finite", "masked"])
 def test_a_forward_value_that_is_finite_or_a_mask_is_no_trap(bad_out):
     forward = op(10, "aten.acos.default", tensor(), bad_out=bad_out)

@@ -300,6 +300,10 @@ def reference_words(op: Op, cause: Cause) -> str:
         return f" These operands also divide by zero in FP64{keeps}."
     if reference.bad and ROUNDING_ERROR in cause.why:
         return " Computed in a wider format, its operand would not be negative."
+    made = next((r.bad for r in op.results if r.bad), 0)
+    if 0 < reference.bad < made:
+        also = f" In FP64 {reference.bad:,} of these {made:,} elements are also non-finite"
+        return f"{also}: a wider format alone does not help."
     if reference.bad:
         return " The result is also non-finite in FP64: no wider format would help."
     fmt = op.result_format
