@@ -14,10 +14,11 @@ from precdoctor.recording.ops.tensor_facts import NAN, badness
 from precdoctor.recording.process import attach
 from precdoctor.recording.scene.loss_graph import LossNode
 
+_SUMS = ("Add", "Sub", "Rsub")
 #: Ops that make no NaN of finite operands, and whose unknown operand may be a constant that nobody saved.
 _KEEPS_NUMBERS = frozenset(
     (
-        *("Add", "Sub", "Rsub", "Neg", "Mul", "Clone", "Alias", "View", "UnsafeView", "ReshapeAlias", "Expand"),
+        *(*_SUMS, "Neg", "Mul", "Clone", "Alias", "View", "UnsafeView", "ReshapeAlias", "Expand"),
         *("Permute", "Transpose", "T", "Unsqueeze", "Squeeze", "Slice", "Select", "Index", "IndexSelect", "Gather"),
         *("Diagonal", "Flip", "Roll", "Repeat", "ToCopy", "Where", "MaskedFill", "Cat", "Stack"),
     )
@@ -32,7 +33,7 @@ def added_to(node: LossNode, operands: list[Tensor | None]) -> Tensor | None:
     """
     known = [x for x in operands if x is not None]
     name = base_of(node)
-    if name not in {"Add", "Sub", "Rsub"} or len(known) != 1 or not known[0].requires_grad:
+    if name not in _SUMS or len(known) != 1 or not known[0].requires_grad:
         return None
     alpha = node.saved.get("alpha", 1)
     negative = name == "Rsub" or (name == "Sub" and operands[0] is None)
@@ -69,10 +70,14 @@ def operand_names(node: LossNode, packet: Any) -> list[str]:
 
 
 def keeps_numbers(node: LossNode, known: list[Tensor], value: Tensor) -> bool:
-    """Return whether an op with this result, which has a NaN, cannot have made it of finite operands.
+    """Return whether an op with this non-finite result cannot have made it of finite operands.
 
-    A triangular solve divides by the diagonal only; it has made no NaN if no sum in it can leave the format's range.
+    A sum of small numbers and a constant is only infinite if the constant is, or is at the end of the range. A
+    triangular solve divides by the diagonal only; it has made no NaN if no sum in it can leave the format's range.
     """
+    largest = torch.finfo(value.dtype).max
+    if base_of(node) in _SUMS and len(known) == 1 and bool(known[0].abs().max() < largest / 4):
+        return True
     if badness(value) != NAN or value.is_complex():
         return False
     if base_of(node) in _KEEPS_NUMBERS:
@@ -80,7 +85,7 @@ def keeps_numbers(node: LossNode, known: list[Tensor], value: Tensor) -> bool:
     if base_of(node) != "LinalgSolveTriangular" or len(known) != 1 or not bool(known[0].diagonal(0, -2, -1).all()):
         return False
     reach = known[0].abs().max().double() * torch.nan_to_num(value, 0.0).abs().max().double() * known[0].shape[-1]
-    return bool(reach < torch.finfo(value.dtype).max)
+    return bool(reach < largest)
 
 
 def constant_reader(node: LossNode, made: dict[int, Any]) -> LossNode | None:

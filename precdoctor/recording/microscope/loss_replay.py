@@ -215,12 +215,13 @@ def _record_saved(node: LossNode, made: dict[int, Any], tracer: Tracer, rough: s
         also = (_UNSEEN, NEG_INF)
     elif not can_make(name, kinds) and not value.is_complex() and not any(badness(x) & kinds for x in reads):
         also = (_UNKNOWN if hidden else _UNSEEN, kinds)  # the op cannot make it (exp of a number is never NaN)
-    elif not any(map(badness, reads)) and keeps_numbers(node, known, value):
+    elif kinds and not any(map(badness, reads)) and keeps_numbers(node, known, value):
         reader = constant_reader(node, made) if unknown else node
         also = (_UNSEEN, kinds) if reader is node else None if reader is not None else (_UNKNOWN, kinds)
         if reader is node and len(unknown) == 1:
             counted = {"min": None, "max": None, "amax": None, "amin_nonzero": None}
-            facts["operands"].append({"argument": unknown[0], **describe(value), **counted})  # NaN in the same places
+            constant = -value if base_of(node) == "Sub" and unknown == ["other"] else value  # bad in the same places
+            facts["operands"].append({"argument": unknown[0], **describe(constant), **counted})
         elif reader is not None and reader is not node:
             reads.append(_record_reader(reader, made, tracer, value))
     return tracer.note_op(op, node.line, reads, value, facts, also=also)

@@ -115,6 +115,17 @@ def test_a_sum_with_a_bad_constant_shows_where_it_is_bad():
     assert (constant["argument"], constant["nan"], constant["first_bad"], constant["amax"]) == ("other", 1, [1], None)
 
 
+def test_a_sum_is_infinite_because_a_constant_is():
+    off = node("Sub", (2,), Leaf("Net#0 output", torch.ones(2)), None)
+    squares = node("Pow", (2,), off, self=torch.tensor([1.0, torch.inf]), exponent=2.0)
+    done = run(node("Sum", (), squares), torch.inf)
+    ((external, index),) = done.slice().externals
+    (_, constant) = done.tracer.records[index].facts["operands"]
+
+    assert external == External("constant") and not done.slice().origins
+    assert (constant["neg_inf"], constant["pos_inf"]) == (1, 0)
+
+
 def test_gradients_pass_a_constant_that_was_not_saved_and_a_relu_that_saved_its_result_only():
     """``relu(1 - sqrt(x))``: rsub saves nothing, and relu's result is all that tells of it."""
     leaf = Leaf("Net#0 output", torch.tensor([0.0, 0.25, 4.0]))
