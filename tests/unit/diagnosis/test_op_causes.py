@@ -416,6 +416,14 @@ def test_a_constant_that_does_not_fit_into_half_precision(number, name):
     assert cause_of(replay("forward", mask)).name == name
 
 
+def test_a_value_just_past_the_end_of_a_domain_is_not_rounded_to_the_end():
+    """``acos((u * v).sum(-1))`` of normalised vectors."""
+    arc = op(1, "aten.acos.default", replace(tensor(), min=1.0, max=1.0000001192, value=1.0000001192), bad_out=NAN)
+
+    assert "from 1 to 1.0000001, past" in cause_of(replay("forward", arc)).why
+    assert "from 1 to 1.0000001 and is 1.0000001 there" in operand_words(arc)
+
+
 def test_nothing_is_said_of_operands_that_are_not_known():
     seen = cause_of(replay("forward", op(1, "aten.grid_sampler_2d.default", bad_out=NAN)))
     assert seen.name == "other" and "finite operands" not in seen.why

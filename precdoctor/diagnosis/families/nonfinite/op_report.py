@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from precdoctor.diagnosis.claims.finding import Location
-from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import ROUNDING_ERROR, UNDERFLOWED
+from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import ROUNDING_ERROR, UNDERFLOWED, short_number
 from precdoctor.diagnosis.families.nonfinite.incident import Cause, Culprit, Incident, Report
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import finite_buffer, library_words, prescribe
 from precdoctor.diagnosis.families.nonfinite.tensor_causes import provenance, provenance_words
@@ -282,8 +282,8 @@ def operand_words(op: Op) -> str:
         elif operand.amax == 0.0:
             words += f" is 0{finite or ' throughout'}"
         else:
-            words += f" runs from {operand.min:.4g} to {operand.max:.4g}{finite}"
-            words += f" and is {operand.value:.4g} there" if operand.value is not None else ""
+            words += f" runs from {short_number(operand.min)} to {short_number(operand.max)}{finite}"
+            words += f" and is {short_number(operand.value)} there" if operand.value is not None else ""
         parts.append(words)
     return f"Operand{'s' if len(parts) > 1 else ''} {'; '.join(parts)}." if parts else ""
 
