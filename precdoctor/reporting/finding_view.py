@@ -197,8 +197,9 @@ def _path(path: Sequence[Any], console: Console) -> Table:
     shown = table({"header": "  module"}, {"header": "tensor"}, *left("dtype"), *right(*titles))
     mark = "▸ " if can_draw(console) else "> "
     for entry, is_bad in zip(entries, bad, strict=True):
-        kind = str(entry.get("kind") or "")
-        kind = f"{KINDS.get(kind, kind)} {entry.get('name') or ''}".strip()
+        kind, name = str(entry.get("kind") or ""), str(entry.get("name") or "")
+        name = KINDS.get(name, name) if kind == "fp8_operand" else name  # an operand has the name of its kind
+        kind = f"{KINDS.get(kind, kind)} {name}".strip()
         last = entry is entries[-1]
         shown.add_row(
             Name((mark if last else "  ") + clean(entry.get("module") or "(model)")),

@@ -61,6 +61,8 @@ class Op:
     #: Whether ``source`` is in an installed package; ``caller`` is then the user's last line before it, if known.
     in_library: bool = False
     caller: Source | None = None
+    #: Names of operands whose values nothing saved, so that they may have been non-finite.
+    unknown: tuple[str, ...] = ()
 
     @property
     def short(self) -> str:
@@ -335,6 +337,7 @@ def _op(event: Mapping[str, Any]) -> Op | None:
         state=text(data.get("state")),
         in_library=is_of_library(text(event.get("file"))),
         caller=caller_of(data),
+        unknown=tuple(map(text, _list(data.get("unknown")))),
         settings=data["settings"] if isinstance(data.get("settings"), Mapping) else {},
     )
 

@@ -15,7 +15,14 @@ from torch import Tensor
 
 from precdoctor.numerics.nonfinite import can_make
 from precdoctor.recording.kernels.outside_user_modes import with_functions
-from precdoctor.recording.microscope.constants import added_to, base_of, has_no_gradient
+from precdoctor.recording.microscope.constants import (
+    added_to,
+    base_of,
+    constant_reader,
+    has_no_gradient,
+    keeps_numbers,
+    operand_names,
+)
 from precdoctor.recording.microscope.derivatives import for_gradients
 from precdoctor.recording.microscope.replay import Replay
 from precdoctor.recording.microscope.tracer import External, Tracer
@@ -74,7 +81,7 @@ def replay_loss(
     with with_functions(), Autocast.off(), torch.enable_grad(), tracer:
         for node in nodes:
             tracer.line = node.line
-            made[id(node)], as_saved = _run(node, made, saved)
+            made[id(node)], as_saved = _run(node, made, saved, through_constants=backward)
             if backward:
                 operands = [_value(behind, output, made) for behind, output in node.edges]
                 value, as_kept = made[id(node)], saved.get(id(node))
@@ -187,14 +194,17 @@ def _saved_by_consumers(nodes: list[LossNode]) -> dict[int, Tensor]:
 def _record_saved(node: LossNode, made: dict[int, Any], tracer: Tracer, rough: set[int]) -> int:
     """Record an op whose value was taken as saved, with the facts that are known; return its index."""
     value = made[id(node)].detach()
-    operands = [_value(behind, output, made) for behind, output in node.edges if id(behind) not in rough]
-    known = [x.detach() for x in operands if x is not None]
+    values = [None if id(behind) in rough else _value(behind, output, made) for behind, output in node.edges]
     packet = _packets().get(base_of(node).lower())
+    operands = list(zip(operand_names(node, packet), values, strict=True))
+    known = [x.detach() for _, x in operands if x is not None]
+    unknown = [n for n, x in operands if x is None and not isinstance(node.saved.get(n), Tensor)]
     facts: dict[str, Any] = {
-        "operands": [{"argument": f"{i}", **describe(x)} for i, x in enumerate(known)],
+        "operands": [{"argument": n, **describe(x.detach())} for n, x in operands if x is not None],
         "settings": {},
         "results": [describe(value)],
         "reference": None,
+        **({"unknown": unknown} if unknown else {}),
     }
     name = packet.__name__ if packet is not None else base_of(node).lower()
     op = node.name.removesuffix("Backward") if "own" in node.saved else f"aten.{name}.default"
@@ -205,7 +215,29 @@ def _record_saved(node: LossNode, made: dict[int, Any], tracer: Tracer, rough: s
         also = (_UNSEEN, NEG_INF)
     elif not can_make(name, kinds) and not value.is_complex() and not any(badness(x) & kinds for x in reads):
         also = (_UNKNOWN if hidden else _UNSEEN, kinds)  # the op cannot make it (exp of a number is never NaN)
+    elif kinds and not any(map(badness, reads)) and keeps_numbers(node, known, value):
+        reader = constant_reader(node, made) if unknown else node
+        also = (_UNSEEN, kinds) if reader is node else None if reader is not None else (_UNKNOWN, kinds)
+        if reader is node and len(unknown) == 1:
+            counted = {"min": None, "max": None, "amax": None, "amin_nonzero": None}
+            constant = -value if base_of(node) == "Sub" and unknown == ["other"] else value  # bad in the same places
+            facts["operands"].append({"argument": unknown[0], **describe(constant), **counted})
+        elif reader is not None and reader is not node:
+            reads.append(_record_reader(reader, made, tracer, value))
     return tracer.note_op(op, node.line, reads, value, facts, also=also)
+
+
+def _record_reader(node: LossNode, made: dict[int, Any], tracer: Tracer, bad: Tensor) -> Tensor:
+    """Record an op of unknown value that read a bad constant; return a tensor that stands for its result."""
+    packet = _packets().get(base_of(node).lower())
+    values = [_value(behind, output, made) for behind, output in node.edges]
+    operands = [(n, x.detach()) for n, x in zip(operand_names(node, packet), values, strict=True) if x is not None]
+    known = [x for _, x in operands]
+    facts = {"operands": [{"argument": n, **describe(x)} for n, x in operands], "settings": {}}
+    stand_in = torch.full((), torch.nan, dtype=bad.dtype)
+    name = packet.__name__ if packet is not None else base_of(node).lower()
+    tracer.note_op(f"aten.{name}.default", node.line, known, stand_in, facts, also=(_UNSEEN, badness(bad)))
+    return stand_in
 
 
 def _operand_values(node: LossNode, made: dict[int, Any]) -> list[Tensor]:
@@ -223,8 +255,13 @@ def _operand_values(node: LossNode, made: dict[int, Any]) -> list[Tensor]:
     return found
 
 
-def _run(node: LossNode, made: dict[int, Any], saved: dict[int, Tensor]) -> tuple[Any, bool]:
+def _run(
+    node: LossNode, made: dict[int, Any], saved: dict[int, Tensor], *, through_constants: bool
+) -> tuple[Any, bool]:
     """Return the node's value: computed again, else as saved (gradients then end there), else None.
+
+    Args:
+        through_constants: whether gradients have to pass a sum with a constant that is NaN.
 
     Returns:
         The value, and whether it is the saved one.
@@ -243,7 +280,7 @@ def _run(node: LossNode, made: dict[int, Any], saved: dict[int, Tensor]) -> tupl
     if value is None:
         return None, False
     through = added_to(node, operands)
-    if through is not None and not badness(through.detach()):
+    if through is not None and not badness(through.detach()) and (through_constants or not badness(value.detach())):
         return value.detach() + (through - through.detach()), False
     return value, True
 

@@ -15,6 +15,7 @@ from precdoctor.diagnosis.families.nonfinite.op_report import (
     operand_words,
     reference_words,
 )
+from precdoctor.diagnosis.survey.bad_data import BadTensor
 from precdoctor.diagnosis.survey.op_facts import NAN, NEG_INF, POS_INF, BadSetting, Op, Replay
 from precdoctor.diagnosis.survey.operand import Operand
 
@@ -89,6 +90,22 @@ def test_the_derivative_of_a_quotient_that_where_throws_away_is_a_trap():
     backward = op(75, "aten.div.Tensor", *zeros, phase="backward", node="DivBackward0", forward=10, bad_out=NAN)
 
     assert cause_of(replay("backward", forward, backward)).name == "where-gradient-trap"
+
+
+@pytest.mark.parametrize(("value", "name"), [(0.0, "where-gradient-trap"), (-0.02, "domain-edge-gradient")])
+def test_elements_that_are_not_gathered_have_a_gradient_of_0(value, name):
+    """``log(p).gather(label)``, also in a live trace, which has no facts of the ops around the origin."""
+    forward = replace(op(5, "aten.log.default", tensor(zero=2)), results=())
+    spread = replace(op(8, "aten.scatter_add.default", phase="backward", node="GatherBackward0"), results=())
+    incoming = replace(tensor(zero=15), value=value)
+    small = replace(tensor("out", nan=3), pos_inf=2)
+    derived = op(9, "aten.div.Tensor", incoming, phase="backward", node="LogBackward0", forward=5, makers=((8,), (1,)))
+    derived = replace(derived, bad_out=NAN, results=(small,), reference=tensor("out", nan=3))
+    cause = cause_of(replay("backward", forward, spread, derived))
+
+    assert cause.name == name
+    assert ("2 more gradients overflow" in cause.why) == (value == 0.0)
+    assert "In FP64 3 of these 5 elements" in reference_words(derived, cause)
 
 
 @pytest.mark.parametrize("bad_out", [0, NEG_INF], ids=["finite", "masked"])
@@ -404,11 +421,35 @@ def test_a_constant_that_does_not_fit_into_half_precision(number, name):
     assert cause_of(replay("forward", mask)).name == name
 
 
+def test_a_value_just_past_the_end_of_a_domain_is_not_rounded_to_the_end():
+    """``acos((u * v).sum(-1))`` of normalised vectors."""
+    arc = op(1, "aten.acos.default", replace(tensor(), min=1.0, max=1.0000001192, value=1.0000001192), bad_out=NAN)
+
+    assert "from 1 to 1.0000001, past" in cause_of(replay("forward", arc)).why
+    assert "from 1 to 1.0000001 and is 1.0000001 there" in operand_words(arc)
+
+
 def test_nothing_is_said_of_operands_that_are_not_known():
     seen = cause_of(replay("forward", op(1, "aten.grid_sampler_2d.default", bad_out=NAN)))
     assert seen.name == "other" and "finite operands" not in seen.why
     known = cause_of(replay("forward", op(1, "aten.grid_sampler_2d.default", tensor(), bad_out=NAN)))
     assert "finite operands" in known.why
+    solve = replace(op(1, "aten.linalg_solve_triangular.default", tensor(), bad_out=NAN), unknown=("B",))
+    partly = cause_of(replay("forward", solve))
+    assert "lacks operand `B`" in partly.why and partly.may_pass_on and not known.may_pass_on
+
+
+@pytest.mark.parametrize(("first_bad", "count", "named"), [((5,), 1, True), ((5,), 3, True), ((2,), 3, False)])
+def test_a_constant_is_the_tensor_of_the_batch_that_is_bad_in_the_same_sample(first_bad, count, named):
+    labels = BadTensor("`labels`", (1, 0, 0), 16, (5,), 1, (21,), in_order=True, delivered=True)
+    constant = replace(tensor("other", nan=count), first_bad=first_bad)
+    sub = op(1, "aten.sub.Tensor", tensor(), constant, bad_out=NAN, makers=((0,), CONSTANT))
+    seen = replace(replay("forward", sub, root="", externals=((*CONSTANT, 1),)), bad_data=(labels,))
+    at = culprit_op(seen)
+
+    assert (op_cause(seen, at, None).name == "nonfinite-input-batch") == named
+    assert at.delivered(seen.bad_data) == (labels if named else None)
+    assert culprit_op(replace(seen, bad_data=())).delivered(()) is None
 
 
 @pytest.mark.parametrize(

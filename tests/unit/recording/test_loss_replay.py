@@ -76,6 +76,56 @@ def test_the_tensor_no_graph_knows_is_a_constant():
     assert {e for e, _ in done.slice().externals} == {External("constant")}
 
 
+def solved(*, of_constant: bool, diagonal: float = 2.0):
+    """A triangular solve of ``target - mean``, which saves the matrix and the result; the target has a NaN."""
+    matrix = Leaf("weight", torch.tensor([[diagonal, 0.0], [1.0, 1.0]]))
+    mean = Leaf("Net#0 output", torch.zeros(2, 1))
+    off = node("Sub", (2, 1), *((None, mean) if of_constant else (mean, Leaf("hidden", None))))
+    result = torch.tensor([[0.5], [torch.nan]])
+    solve = node("LinalgSolveTriangular", (2, 1), matrix, off, self=matrix.value, result=result)
+    return run(node("Sum", (), solve), torch.nan)
+
+
+def test_a_solve_of_an_unseen_target_did_not_make_its_nan():
+    done = solved(of_constant=True)
+    (index,) = (i for _, i in done.slice().externals)
+
+    assert done.slice().origins == ()
+    assert {e for e, _ in done.slice().externals} == {External("constant")}
+    assert done.tracer.records[index].op.startswith("aten.sub")
+    assert {e for e, _ in solved(of_constant=False).slice().externals} == {External("unknown")}
+
+
+def test_an_op_that_may_have_made_a_nan_has_the_names_of_its_unknown_operands():
+    done = solved(of_constant=True, diagonal=0.0)
+    (origin,) = done.slice().origins
+
+    assert [o["argument"] for o in done.tracer.records[origin].facts["operands"]] == ["self"]
+    assert done.tracer.records[origin].facts["unknown"] == ["B"]
+
+
+def test_a_sum_with_a_bad_constant_shows_where_it_is_bad():
+    leaf = Leaf("Net#0 output", torch.ones(2))
+    off = node("Sub", (2,), leaf, None)
+    done = run(node("Sum", (), node("Log", (2,), off, self=torch.tensor([1.0, torch.nan]))), torch.nan)
+    ((external, index),) = done.slice().externals
+    (_, constant) = done.tracer.records[index].facts["operands"]
+
+    assert external == External("constant")
+    assert (constant["argument"], constant["nan"], constant["first_bad"], constant["amax"]) == ("other", 1, [1], None)
+
+
+def test_a_sum_is_infinite_because_a_constant_is():
+    off = node("Sub", (2,), Leaf("Net#0 output", torch.ones(2)), None)
+    squares = node("Pow", (2,), off, self=torch.tensor([1.0, torch.inf]), exponent=2.0)
+    done = run(node("Sum", (), squares), torch.inf)
+    ((external, index),) = done.slice().externals
+    (_, constant) = done.tracer.records[index].facts["operands"]
+
+    assert external == External("constant") and not done.slice().origins
+    assert (constant["neg_inf"], constant["pos_inf"]) == (1, 0)
+
+
 def test_gradients_pass_a_constant_that_was_not_saved_and_a_relu_that_saved_its_result_only():
     """``relu(1 - sqrt(x))``: rsub saves nothing, and relu's result is all that tells of it."""
     leaf = Leaf("Net#0 output", torch.tensor([0.0, 0.25, 4.0]))

@@ -1,4 +1,4 @@
-"""Gearbox faults of wind turbines from vibration windows, mixed precision."""
+"""Gearbox damage in wind turbines from vibration windows, mixed precision."""
 
 import torch
 from torch import nn

@@ -310,8 +310,9 @@ def _empty_mean_words(op: Op) -> str:
 
 
 def short_number(value: float | None) -> str:
-    """Four significant digits; ``nothing finite`` for None."""
-    return "nothing finite" if value is None else f"{value:.4g}"
+    """Four significant digits, just beyond 1 (the end of many domains) eight; ``nothing finite`` for None."""
+    digits = 8 if value is not None and 1.0 < abs(value) < 1.0005 else 4
+    return "nothing finite" if value is None else f"{value:.{digits}g}"
 
 
 # -- powers -----------------------------------------------------------------------------------------------------------

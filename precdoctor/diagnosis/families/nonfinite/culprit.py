@@ -18,7 +18,7 @@ from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import (
     scalar_cause,
 )
 from precdoctor.diagnosis.families.nonfinite.gradient_causes import discarded_value_cause, gradient_cause
-from precdoctor.diagnosis.families.nonfinite.incident import Cause, Culprit, CulpritOp
+from precdoctor.diagnosis.families.nonfinite.incident import MAY_BE_NONFINITE, Cause, Culprit, CulpritOp
 from precdoctor.diagnosis.families.nonfinite.tensor_causes import data_cause
 from precdoctor.diagnosis.survey.op_facts import NAN, NEG_INF, POS_INF, BadSetting, Op, Replay, reader_of, replay_at
 from precdoctor.diagnosis.survey.operand import Operand
@@ -166,7 +166,7 @@ def culprit_phase(view: RunView, replay: Replay, at: CulpritOp) -> Phase:
     """The phase to mend: the op's, or, if the op only read an external tensor, the phase that made that tensor."""
     if replay.phase == "optimizer":
         return Phase.OPTIMIZER
-    if at.of_target:
+    if at.of_target or at.delivered(replay.bad_data):
         return Phase.DATA
     if at.external is None and reader_of(replay, at.op):
         return Phase.FORWARD
@@ -190,6 +190,8 @@ def op_cause(replay: Replay, at: CulpritOp, loss_scale: float | None) -> Cause:
     if replay.phase == "optimizer":
         return _settings_cause(op, replay.bad_settings) or _optimizer_cause(replay, op)
     if at.external is not None:
+        if at.delivered(replay.bad_data) and not at.of_target:
+            return Cause("nonfinite-input-batch", 0.9, f"{op.short} read data that held non-finite values")
         return _external_cause(op, at.external, of_target=at.of_target, live=replay.live)
     if at.mask is not None:
         return _mask_cause(op)
@@ -199,9 +201,11 @@ def op_cause(replay: Replay, at: CulpritOp, loss_scale: float | None) -> Cause:
     cause = cause or arithmetic_cause(replay, op)
     if cause is not None:
         return cause
-    if op.operands:
+    if op.operands and not op.unknown:
         return Cause("other", 0.5, f"{op.name} made it of finite operands")
-    return Cause("other", 0.4, f"{op.name} returned it; the log lacks its operands, which may have been non-finite")
+    lacking = " and ".join(f"`{name}`" for name in op.unknown) if op.operands else ""
+    which = f"operand{'s' if len(op.unknown) > 1 else ''} {lacking}" if lacking else "its operands"
+    return Cause("other", 0.4, f"{op.name} returned it; the log lacks {which}, {MAY_BE_NONFINITE}")
 
 
 def _external_cause(op: Op, external: tuple[str, str], *, of_target: bool, live: bool) -> Cause:

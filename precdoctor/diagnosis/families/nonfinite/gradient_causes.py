@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from precdoctor.diagnosis.claims.words import there_are
+from precdoctor.diagnosis.claims.words import plural, there_are
 from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import (
     PowerTerm,
     arithmetic_cause,
@@ -58,7 +58,8 @@ def gradient_cause(replay: Replay, op: Op, loss_scale: float | None) -> Cause | 
     zeros = f": {there_are(operand.zero, 'element')} exactly 0 there" if operand is not None and operand.zero else ""
     incoming = op.first_operand
     if node in _NODES_WITH_EDGES and incoming is not None and _comes_from_discarding(replay, op, incoming):
-        return Cause("where-gradient-trap", 0.9, f"0 times the infinite derivative of {node.lower()} is NaN{zeros}")
+        why = f"0 times the infinite derivative of {node.lower()} is NaN{zeros}{_overflow_words(op)}"
+        return Cause("where-gradient-trap", 0.9, why)
     if node in {"Sqrt", "Rsqrt"} or (node == "Pow" and _is_square_root(op, forward_op)):
         return Cause("sqrt-gradient-at-zero", 0.95, f"the derivative of a square root at 0 is infinite{zeros}")
     if node in _NORM_NODES and op.finite_in_fp64 is not True:
@@ -99,7 +100,17 @@ def _comes_from_discarding(replay: Replay, op: Op, incoming: Operand) -> bool:
     """Whether the forward pass discarded the value, so that ``incoming``, the gradient that ``op`` read, is zero."""
     if incoming.value not in (0.0, None) or not incoming.zero:
         return False
-    return _meets_discarding(replay, [op], through=None)
+    gathered = any(_node(o) == "Gather" for o in _producers(replay, [op]))  # the others have a gradient of 0
+    return (gathered and incoming.value == 0.0) or _meets_discarding(replay, [op], through=None)
+
+
+def _overflow_words(op: Op) -> str:
+    """A clause: gradients that FP64 holds, so that the operand is too small for the format, not 0; may be empty."""
+    exact, made = op.reference, next((r for r in op.results if r.bad), None)
+    more = made.bad - exact.bad if exact is not None and made is not None else 0
+    if more <= 0:
+        return ""
+    return f"; {plural(more, 'more gradient')} overflow{'s' if more == 1 else ''} where the operand is close to 0"
 
 
 def _is_discarded(replay: Replay, op: Op) -> bool:

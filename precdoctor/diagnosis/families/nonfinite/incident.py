@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -43,7 +43,14 @@ class Cause:
             return ""
         return f" Cause: {self.why}." if self.name == "other" else f" Cause: {self.name}: {self.why}."
 
+    @property
+    def may_pass_on(self) -> bool:
+        """Whether the op may have read the non-finite value, because the log lacks an operand."""
+        return MAY_BE_NONFINITE in self.why
 
+
+#: A clause on operands that the log lacks.
+MAY_BE_NONFINITE = "which may have been non-finite"
 UNKNOWN = Cause(None, 0.0, "it is the first recorded tensor that is not finite; the op that made it is not in the log")
 
 
@@ -64,6 +71,19 @@ class CulpritOp:
         """Whether the external tensor is the target of a loss function, and so data, although no module reads it."""
         constant = self.external is not None and self.external[0] == "constant"
         return constant and any(o.argument == "target" and o.bad for o in self.op.operands)
+
+    @property
+    def external_operand(self) -> Operand | None:
+        """The external tensor as the op read it; None if the log lacks it."""
+        return next((o for o, m in zip(self.op.operands, self.op.makers, strict=False) if m == self.external), None)
+
+    def delivered(self, bad_data: Sequence[BadTensor]) -> BadTensor | None:
+        """The one of the non-finite tensors from the data loaders that a nameless constant is; None if it is none."""
+        if self.external != ("constant", ""):
+            return None
+        if (operand := self.external_operand) is None or not operand.bad:
+            return bad_data[0] if len(bad_data) == 1 else None
+        return delivered_tensor(bad_data, as_read("", operand))
 
 
 @dataclass(frozen=True)
@@ -139,8 +159,7 @@ class Culprit:
         if self.external is None:
             return None
         argument = next((o for o in self.replay.batch if o.argument == self.external[1]), None)
-        read = next((o for o, m in zip(self.op.operands, self.op.makers, strict=False) if m == self.external), None)
-        return argument if argument is not None and self.external[1] else read
+        return argument if argument is not None and self.external[1] else self.at.external_operand
 
     @property
     def data(self) -> BadTensor | None:

@@ -19,6 +19,7 @@ from precdoctor.diagnosis.families.nonfinite import domain_prescriptions as doma
 from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import NOTHING_COUNTED, mask_filling, too_large_constant
 from precdoctor.diagnosis.families.nonfinite.culprit import gradient_scale
 from precdoctor.diagnosis.families.nonfinite.incident import Culprit, Incident
+from precdoctor.diagnosis.families.nonfinite.safe_operands import double_where, log_of_logits
 from precdoctor.diagnosis.survey.bad_data import mend_data
 from precdoctor.diagnosis.survey.op_facts import BadSetting, Poisoned
 from precdoctor.diagnosis.survey.rows import known_format
@@ -169,19 +170,15 @@ def _mask_value(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescr
 
 
 def _double_where(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
-    if (bounded := domains.bound_operand(culprit)) is not None:
-        return bounded
-    return Prescription(
-        title=f"make the operand safe before the function, not only its result after it{culprit.at_line}",
-        change={"module": culprit.module, "pattern": "double where"},
-        predicted={"nonfinite_gradients": {"from": culprit.bad_elements, "to": 0}},
-        snippet=(
-            "import torch\n\n"
-            "valid = x > 0  # here, of log: where the function and its gradient are finite\n"
-            "safe = torch.where(valid, x, torch.ones_like(x))  # 0 * inf is NaN\n"
-            "y = torch.where(valid, torch.log(safe), torch.zeros_like(x))\n"
-        ),
-    )
+    return double_where(culprit)
+
+
+def _clamp_log(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
+    return log_of_logits(culprit) or domains.clamp_log(view, incident, culprit)
+
+
+def _away_from_pole(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
+    return log_of_logits(culprit) or domains.away_from_pole(view, incident, culprit)
 
 
 def _step_once(refused: int, incident: Incident) -> Prescription:
@@ -331,7 +328,7 @@ def change_the_call(view: RunView, incident: Incident, culprit: Culprit) -> Pres
 _Remedy = Callable[[RunView, Incident, Culprit], Prescription]
 #: Remedies that edit the op's line, by cause; in the code of an installed package that is none.
 _AT_LINE: dict[str, _Remedy] = {
-    "log-of-nonpositive": domains.clamp_log,
+    "log-of-nonpositive": _clamp_log,
     "division-by-zero": domains.guard_quotient,
     "exp-overflow": domains.clamp_exponent,
     "sqrt-of-negative": domains.clamp_root,
@@ -340,7 +337,7 @@ _AT_LINE: dict[str, _Remedy] = {
     "sqrt-gradient-at-zero": domains.eps_inside_root,
     "norm-gradient-at-zero": domains.norm_as_root,
     "where-gradient-trap": _double_where,
-    "domain-edge-gradient": domains.away_from_pole,
+    "domain-edge-gradient": _away_from_pole,
 }
 _BY_CAUSE: dict[str, _Remedy] = _AT_LINE | {
     "matmul-overflow": _widen,

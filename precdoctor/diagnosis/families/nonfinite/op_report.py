@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from precdoctor.diagnosis.claims.finding import Location
-from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import ROUNDING_ERROR, UNDERFLOWED
+from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import ROUNDING_ERROR, UNDERFLOWED, short_number
 from precdoctor.diagnosis.families.nonfinite.incident import Cause, Culprit, Incident, Report
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import finite_buffer, library_words, prescribe
 from precdoctor.diagnosis.families.nonfinite.tensor_causes import provenance, provenance_words
@@ -46,7 +46,9 @@ def report_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Repor
         return _report_optimizer_step(view, incident, culprit)
     op, external, data = culprit.op, culprit.external, culprit.data
     message = f"{incident.at_step(view).capitalize()}, {op.name}{culprit.at_line} "
-    message += f"read {external_words(culprit)}{_external_counts(culprit)}. " if external is not None else _made(op)
+    message += (
+        f"read {external_words(culprit)}{_external_counts(culprit)}. " if external is not None else _made(culprit)
+    )
     if (weight := culprit.replay.weight) is not None:
         message += f"It ends up in `{dotted(*weight[1:])}`. "
     if data is not None:
@@ -56,9 +58,10 @@ def report_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Repor
     message += library_words(view, incident, culprit)
     if culprit.cause.name is None and external is not None and not external[1]:
         message += (
-            " It is older than the step, or was made where a trace does not reach: in another thread, in compiled code."
+            " The tensor is older than the step, or was made where a trace does not reach: in another thread or in "
+            "compiled code."
             if culprit.replay.live
-            else " It was made without a gradient, so no replay of the step reaches the op that made it."
+            else " The tensor was made without a gradient, so no replay of the step reaches the op that made it."
         )
     if external is not None and external[0] == "computed":
         message += " Code of the same step made it of other weights: an inner loop, or a network that makes weights."
@@ -93,7 +96,8 @@ def _title(view: RunView, incident: Incident, culprit: Culprit) -> str:
         name = forward_op.short if forward_op is not None else (op.node or op.short).removesuffix("Backward")
         title = f"the backward pass of {name} in {place} makes the first non-finite gradient"
     else:
-        title = f"{op.short} in {place} makes the first non-finite value"
+        returns = "returns" if culprit.cause.may_pass_on else "makes"
+        title = f"{op.short} in {place} {returns} the first non-finite value"
     return f"{title}{culprit.cause.in_brackets}"
 
 
@@ -109,7 +113,7 @@ def _report_optimizer_step(view: RunView, incident: Incident, culprit: Culprit) 
         title = f"the optimizer step left {what} and its gradient non-finite{culprit.cause.in_brackets}"
     else:
         title = f"the optimizer step made {what} non-finite from finite gradients{culprit.cause.in_brackets}"
-    message = f"{incident.at_step(view).capitalize()}, in {name}, {op.name} {_made(op)}{operand_words(op)}"
+    message = f"{incident.at_step(view).capitalize()}, in {name}, {op.name} {_made(culprit)}{operand_words(op)}"
     message = message.rstrip() + culprit.cause.sentence + _poison_words(incident) + incident.consequence_words
     return Report(title, f"{message} {incident.resume_advice}", prescribe(view, incident, culprit))
 
@@ -255,13 +259,14 @@ def _external_counts(culprit: Culprit) -> str:
     return f", which holds {tensor.count_words()}{sample}"
 
 
-def _made(op: Op) -> str:
+def _made(culprit: Culprit) -> str:
     """A predicate: what the op made. ``made 12 NaN of 4,096 elements (float16, the first at [0, 3]). ``"""
-    bad = next((r for r in op.results if r.bad), None)
+    bad = next((r for r in culprit.op.results if r.bad), None)
+    made = "returned" if culprit.cause.may_pass_on else "made"
     if bad is None:
-        return "made a non-finite value. "
+        return f"{made} a non-finite value. "
     where = f", the first at {list(bad.first_bad)}" if bad.first_bad else ""
-    return f"made {bad.count_words()} ({bad.dtype}{where}). "
+    return f"{made} {bad.count_words()} ({bad.dtype}{where}). "
 
 
 def operand_words(op: Op) -> str:
@@ -277,8 +282,8 @@ def operand_words(op: Op) -> str:
         elif operand.amax == 0.0:
             words += f" is 0{finite or ' throughout'}"
         else:
-            words += f" runs from {operand.min:.4g} to {operand.max:.4g}{finite}"
-            words += f" and is {operand.value:.4g} there" if operand.value is not None else ""
+            words += f" runs from {short_number(operand.min)} to {short_number(operand.max)}{finite}"
+            words += f" and is {short_number(operand.value)} there" if operand.value is not None else ""
         parts.append(words)
     return f"Operand{'s' if len(parts) > 1 else ''} {'; '.join(parts)}." if parts else ""
 
@@ -295,6 +300,10 @@ def reference_words(op: Op, cause: Cause) -> str:
         return f" These operands also divide by zero in FP64{keeps}."
     if reference.bad and ROUNDING_ERROR in cause.why:
         return " Computed in a wider format, its operand would not be negative."
+    made = next((r.bad for r in op.results if r.bad), 0)
+    if 0 < reference.bad < made:
+        also = f" In FP64 {reference.bad:,} of these {made:,} elements are also non-finite"
+        return f"{also}: a wider format alone does not help."
     if reference.bad:
         return " The result is also non-finite in FP64: no wider format would help."
     fmt = op.result_format

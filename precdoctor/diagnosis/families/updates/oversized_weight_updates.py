@@ -190,9 +190,8 @@ def check(view: RunView, options: Options) -> Checked:
     seen = f"the updates of {plural(len(weights), 'weight matrix')} on {plural(steps, 'step')}"
     if (decayed := _find_decay(view, options)) is not None:
         return Checked([decayed], f"{seen}: weights decay to nothing")
-    guilty: Mapping[Parameter, _Weight]
-    guilty = {p: w for p, w in weights.items() if w.ratios.size >= options["min_steps"] and w.ratio >= options["ratio"]}
-    guilty = {p: w for p, w in guilty.items() if not w.finds_its_size(options["sized"])}
+    large = {p: w for p, w in weights.items() if w.ratios.size >= options["min_steps"] and w.ratio >= options["ratio"]}
+    guilty: Mapping[Parameter, _Weight] = {p: w for p, w in large.items() if not w.finds_its_size(options["sized"])}
     start = None if guilty else _replaced_at_start(view, options)
     if not guilty and start is None:
         few = steps < options["min_steps"]
