@@ -161,7 +161,7 @@ def test_rank_json_describes_roots_optimizers_and_scalers(zoo):
     assert {"name": "blocks.1.mlp", "class": "Sequential"} in root["modules"]
     assert {
         "name": "weight", "module": "tokens", "shape": [48, 32], "dtype": "float32", "requires_grad": True,
-        "tied": ["head.weight"],
+        "tied": ["head.weight"], "group": [0, 0],
     } in root["parameters"]  # fmt: skip
     (optimizer,) = facts["optimizers"]
     assert (optimizer["class"], optimizer["package"], optimizer["intended_update"]) == ("AdamW", "torch", "exact")

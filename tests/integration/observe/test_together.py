@@ -102,11 +102,12 @@ def test_a_step_makes_as_many_launches_however_many_tensors_it_has(tmp_path, dep
     launches = run(tmp_path, "faked", depth)
     assert_same_log(tmp_path)
     t = 2 * depth - 1 + 2 + 2  # parameters; of the frozen layer only the bias is trained
-    # Until there is an optimizer, weights are taken after each backward pass, and gradients wait from the second on.
-    first = [t, t, t]
+    # Until there is an optimizer, weights are taken after each backward pass, once with the frozen weight and the two
+    # buffers; gradients wait from the second on.
+    first = [t + 3, t, t + 2]
     # Then a launch for the gradients of each pass, for the weights and what else stands still, for what the optimizer
     # is given, for the updates; now and then for its state.
-    assert launches == [*first, t + 3, t, t, 2 * t, *[t, t, t + 2, t, t] * 2]
+    assert launches == [*first, t + 2, t, t, 2 * t, *[t, t, t + 2, t, t] * 2]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
