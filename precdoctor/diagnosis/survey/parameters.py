@@ -100,10 +100,13 @@ def groups_of_parameters(view: RunView) -> dict[Parameter, tuple[str, Mapping[st
         optimizers = view.facts(process).get("optimizers") or ()
         for root in view.facts(process).get("roots") or ():
             for p in root.get("parameters") or ():
-                number, group = p.get("group") or (-1, -1)
-                if 0 <= number < len(optimizers) and 0 <= group < len(groups := optimizers[number].get("groups") or ()):
+                indices = list(p.get("group") or [])
+                if len(indices) != 2 or not 0 <= indices[0] < len(optimizers):  # in no optimizer, or damaged
+                    continue
+                optimizer = optimizers[indices[0]]
+                if 0 <= indices[1] < len(groups := optimizer.get("groups") or ()):
                     place = text(root.get("name")), text(p.get("module")), text(p.get("name"))
-                    found.setdefault(place, (text(optimizers[number].get("class")), groups[group]))
+                    found.setdefault(place, (text(optimizer.get("class")), groups[indices[1]]))
     return found
 
 

@@ -33,7 +33,7 @@ class LineNotes:
             hooked: whether saved-tensor hooks are active.
         """
         line = innermost_user_line()
-        note = [f"{HOOKED if hooked else _MARK}\0{line[1]}\0{line[0]}" if line is not None else f"{_MARK}\0" + "0\0"]
+        note = [f"{HOOKED if hooked else _MARK}\0{line[1]}\0{line[0]}" if line is not None else f"{_MARK}\0{0}\0"]
         if line is not None and frame is not None and not hooked and len(self.cached) < _MAX_CACHED:
             back = frame.f_back
             if _is_at(frame, line):

@@ -108,6 +108,16 @@ def a_large_eps_for_the_others() -> Training:
     return two_groups(head=1e-8, others=1e-4)
 
 
+def indices_that_name_no_group() -> Training:
+    """As a damaged file may have them: too few, beyond the end, negative."""
+    run = Training()
+    (root,) = FACTS["roots"]
+    wrong = [[0], [], [7, 0], [0, 7], [-1, -1]]
+    parameters = [{**p, "group": wrong[i % len(wrong)]} for i, p in enumerate(root["parameters"])]
+    run.facts = {**FACTS, "roots": [{**root, "parameters": parameters}]}
+    return run
+
+
 FIRING = {
     "one_group_with_a_large_eps": Sample(
         lambda: two_groups(head=1e-2, others=1e-8), module="head", severity="warning", says=("eps, 0.01,",),
@@ -129,5 +139,6 @@ HEALTHY = {
     for f in (
         *(converges, a_gate_opens, above, about_eps, a_bias_before_a_norm, under_sgd, one_large_gradient),
         *(tiny_gradient_under_muon, beside_rmsprop, a_large_eps_for_the_others),
+        indices_that_name_no_group,
     )
 }
