@@ -99,10 +99,10 @@ def dropped_once() -> Training:
     return with_scans(dropped((0,)), 1, 8)
 
 
-def with_groups(outside: str, unused: list[list[int]]) -> Training:
-    """The optimizer holds all weights but that of one module, and ``unused`` ones that no model has."""
+def with_groups(outside: tuple[str, ...], unused: list[list[int]]) -> Training:
+    """The optimizer holds all weights but those of some modules, and ``unused`` ones that no model has."""
     (root,), (optimizer,) = FACTS["roots"], FACTS["optimizers"]
-    parameters = [p if p["module"] == outside else {**p, "group": [0, 0]} for p in root["parameters"]]
+    parameters = [p if p["module"] in outside else {**p, "group": [0, 0]} for p in root["parameters"]]
     run = Training()
     groups = [{**group, "unused": unused} for group in optimizer["groups"]]
     run.facts = {
@@ -112,28 +112,37 @@ def with_groups(outside: str, unused: list[list[int]]) -> Training:
     }
     for step, rows in run.tensors.items():
         run.tensors[step] = [
-            r for r in rows if not (r["module"] == outside and r["kind"] in ("weight_grad_step", "update"))
+            r for r in rows if not (r["module"] in outside and r["kind"] in ("weight_grad_step", "update"))
         ]
     return run
 
 
 def a_head_replaced_behind_the_optimizers_back() -> Training:
-    return with_groups("head", [[64, 64]])
+    return with_groups(("head",), [[64, 64]])
+
+
+def two_layers_replaced() -> Training:
+    modules = tuple(p["module"] for p in FACTS["roots"][0]["parameters"][:2])
+    return with_groups(modules, [[64, 64]] * 2)
 
 
 def a_head_left_out_on_purpose() -> Training:
     """No optimizer holds a counterpart; or one of another shape, an unused part of the model."""
-    return with_groups("head", [])
+    return with_groups(("head",), [])
 
 
 def an_unused_part_beside_it() -> Training:
-    return with_groups("head", [[64, 32]])
+    return with_groups(("head",), [[64, 32]])
 
 
 FIRING = {
     "replaced": Sample(
         a_head_replaced_behind_the_optimizers_back, 0, module="head", kind="weight_grad", bare=True,
         says=("no optimizer holds 1 weight of `head`", "`AdamW#0` holds"), evidence={"weights": ["head.weight"]},
+    ),
+    "two_replaced": Sample(
+        two_layers_replaced, 0, module="", kind="weight_grad", bare=True,
+        says=("no optimizer holds 2 weights of `GPT#0`",),
     ),
     "micro_steps": Sample(
         dropped, 0, module=None, kind=None, bare=True, severity="warning", says=("one of 4 micro-steps",),

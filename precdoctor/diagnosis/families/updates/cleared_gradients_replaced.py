@@ -78,17 +78,18 @@ def replaced_finding(
     weights = sorted(set(parameters(first)))
     labels = [parameter_label(p) for p in weights]
     count = len(weights)
-    largest = first.loc[first["numel"].idxmax()]
-    root, module = str(largest["root"]), str(largest["module"])
+    root = weights[0][0]
+    modules = {module for _, module, _ in weights}
+    module = modules.pop() if len(modules) == 1 else ""  # else the whole model is the place
     return rule.finding(
         severity=Severity.ERROR,
         confidence=0.95,
         title=f"no optimizer holds {plural(count, 'weight')} of `{module or root}`, and `{replaced.optimizer}` holds "
-        "as many of the same shape that no model has",
+        "as many of the same shapes that no model has",
         message=(
             f"{named(labels)} got non-zero gradients on {plural(len(steps), 'sampled step')} (limit "
             f"{options['min_steps']:g}), and no optimizer holds them. `{replaced.optimizer}` holds {count:,} of the "
-            "same shape that belong to no model and had no gradient at its first step. Most likely the parameters were "
+            "same shapes that belong to no model and had no gradient at its first step. Most likely the parameters were "
             "replaced after the optimizer was made; those in the model stay as they are."
         ),
         location=tensor_location((root, module), "", "weight_grad", Phase.OPTIMIZER, replaced.process, steps[0]),
