@@ -89,8 +89,8 @@ def replaced_finding(
         message=(
             f"{named(labels)} got non-zero gradients on {plural(len(steps), 'sampled step')} (limit "
             f"{options['min_steps']:g}), and no optimizer holds them. `{replaced.optimizer}` holds {count:,} of the "
-            "same shapes that belong to no model and had no gradient at its first step. Most likely the parameters were "
-            "replaced after the optimizer was made; those in the model stay as they are."
+            "same shapes that belong to no model and had no gradient at its first step. Most likely the parameters "
+            "were replaced after the optimizer was made; those in the model stay as they are."
         ),
         location=tensor_location((root, module), "", "weight_grad", Phase.OPTIMIZER, replaced.process, steps[0]),
         evidence={
