@@ -37,6 +37,7 @@ QUIET_SETS = (
     "silent9",
     "silent10",
     "silent11",
+    "silent12",
 )
 SETS = NAN_SETS + QUIET_SETS
 
