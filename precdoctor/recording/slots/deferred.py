@@ -62,19 +62,32 @@ def defer(value: Any, *, by_drain: bool = False) -> Deferred:
     return lambda: float(numbers()[0])
 
 
-def arrival(event: torch.cuda.Event, host: torch.Tensor) -> Callable[[], float]:
-    """Return a function that reads a scalar on the host once its copy has arrived, and adds its wait to ``waits``."""
+class Arriving:
+    """Reads the numbers of a vector on the host once its copy has arrived, and adds its wait to ``waits``."""
 
-    def arrived() -> float:
-        if not event.query():
+    __slots__ = ("_event", "_host")
+
+    def __init__(self, event: torch.cuda.Event, host: torch.Tensor) -> None:
+        self._event, self._host = event, host
+
+    def has_arrived(self) -> bool:
+        """Return whether a read would not wait."""
+        return bool(self._event.query())
+
+    def __call__(self) -> list[float]:
+        if not self._event.query():
             began = time.perf_counter_ns()
             try:
-                event.synchronize()
+                self._event.synchronize()
             finally:
                 waits.ns += time.perf_counter_ns() - began
-        return float(host)
+        values: list[float] = self._host.tolist()
+        return values
 
-    return arrived
+
+def would_wait(numbers: Callable[[], list[float]]) -> bool:
+    """Return whether reading the result of :func:`deferred` now would wait for a device."""
+    return type(numbers) is Arriving and not numbers.has_arrived()
 
 
 def deferred(x: torch.Tensor, *, by_drain: bool = True) -> Callable[[], list[float]]:
@@ -88,11 +101,4 @@ def deferred(x: torch.Tensor, *, by_drain: bool = True) -> Callable[[], list[flo
         return host.tolist
     event = torch.cuda.Event(blocking=by_drain)
     event.record(torch.cuda.current_stream(x.device))
-    arrived = arrival(event, host[0])
-
-    def read() -> list[float]:
-        arrived()
-        values: list[float] = host.tolist()
-        return values
-
-    return read
+    return Arriving(event, host)

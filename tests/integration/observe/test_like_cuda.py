@@ -337,6 +337,27 @@ tell(behind=behind, hooks=sum(hooks))
     assert said["waits"] == ([2] + [1] * 3 if policy == "skip" else [])
 
 
+@pytest.mark.parametrize("dtype", ["float", "double"])
+def test_gradients_that_each_pass_divides_are_counted_without_waiting(tmp_path, dtype):
+    body = f"""
+model = nn.Linear(8, 4).{dtype}()
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+with precdoctor.record("run", every=1, strict=True, on_nonfinite="observe", deep_scan=0):
+    for _ in range(5):
+        for _ in range(3):
+            model(torch.randn(4, 8).{dtype}()).square().mean().backward()
+            for p in model.parameters():
+                p.grad.div_(4.0)
+        optimizer.step()
+        optimizer.zero_grad()
+tell()
+"""
+    said, run_, _ = run(tmp_path, body)
+    assert said["waits"] == []
+    (found,) = [e for e in events(run_, "warning") if e.get("what") == "rescaled-sum"]
+    assert found["factor"] == pytest.approx(0.25) and (found["steps"], found["of"]) == (1, 1)
+
+
 def test_adams_corrections_on_the_device_are_computed_for_all_parameters_at_once(tmp_path):
     body = """
 from precdoctor.recording.steps import weight_updates
