@@ -44,6 +44,8 @@ CUDA: Final = vars(torch.cuda)
 def defer(value: Any, *, by_drain: bool = False) -> Deferred:
     """Return a tensor's scalar, or a number, to be read later without a synchronisation now; None for anything else.
 
+    None also for a tensor on a GPU while a CUDA graph is captured, which would record the copy.
+
     Args:
         value: a tensor of one element, on any device; or a number.
         by_drain: only the drain waits for it: its thread then sleeps instead of spinning, which leaves the CPU to
@@ -58,6 +60,8 @@ def defer(value: Any, *, by_drain: bool = False) -> Deferred:
     with apart_from_user_modes():
         if value.is_cpu:
             return float(value.detach())
+        if value.is_cuda and torch.cuda.is_current_stream_capturing():
+            return None
         numbers = deferred(value.detach().reshape(1), by_drain=by_drain)
     return lambda: float(numbers()[0])
 

@@ -426,6 +426,70 @@ tell()
     assert outputs[1] == 32 and outputs[2] == 3 * 32, "the captured launches go into the next step"
 
 
+def test_a_capture_that_comes_first_gets_no_memory_for_statistics(tmp_path):
+    body = """
+with precdoctor.record("run", every=1, strict=True):
+    CUDA.capturing = True
+    step()
+    CUDA.capturing = False
+    step()
+    step()
+tell()
+"""
+    _, run_, _ = run(tmp_path, MLP + body)
+    rows = run_.tensors()
+    outputs = rows[(rows["kind"] == "output") & (rows["module"] == "0")]
+    assert outputs["numel"].tolist() == [32, 32]
+
+
+FP8 = """
+class Cast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        weight = self.linear.weight
+        scale = 448.0 / weight.detach().abs().max()
+        narrow = (weight * scale).to(torch.float8_e4m3fn)
+        return x @ (narrow.to(torch.float32) / scale).t()
+
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cast, self.captures = Cast(), False
+
+    def forward(self, x):
+        CUDA.capturing = CUDA.capturing or self.captures
+        (torch.ones(8) * torch.tensor(2.0)).to(torch.float8_e4m3fn)
+        return self.cast(x)
+
+model = Outer()
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+with precdoctor.record("run", every=1, strict=True):
+    for n in range(6):
+        model.captures = n == 3
+        CUDA.capturing = WHEN == "outside" and model.captures
+        pinned = CUDA.pinned
+        y = model(torch.randn(4, 8))
+        assert CUDA.pinned == pinned or not model.captures
+        CUDA.capturing = False
+        y.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+tell()
+"""
+
+
+@pytest.mark.parametrize("when", ["outside", "inside"])
+def test_no_scale_of_a_cast_is_copied_while_a_graph_is_captured(tmp_path, when):
+    _, run_, _ = run(tmp_path, FP8.replace("WHEN", repr(when)))
+    rows = run_.tensors()
+    casts = rows[(rows["kind"] == "fp8_operand") & (rows["module"] == "cast") & (rows["name"] != "grad_output")]
+    scales = casts.set_index("step")["scale"]
+    assert scales.isna().to_dict() == {1: False, 2: False, 3: True, 4: False, 5: False}
+
+
 INCIDENT = """
 CUDA.peak, CUDA.free = PEAK << 30, 4 << 30
 class Log(nn.Module):
