@@ -104,7 +104,8 @@ class TwoDevices(TorchDispatchMode):
         name = func.__name__.partition(".")[0]
         given = [x for x in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         places = {self.holds(x) for x in given if x.dim()}
-        if len(places) > 1 and name not in _MOVES:
+        takes_host = name in ("index", "index_put_") and self.holds(given[0])  # as indices
+        if len(places) > 1 and name not in _MOVES and not takes_host:
             raise RuntimeError("Expected all tensors to be on the same device, but found cuda:0 and cpu")
         result = func(*args, **(kwargs or {}))
         there = self.holds(args[0]) if name == "copy_" else any(map(self.holds, given))
