@@ -228,6 +228,15 @@ def test_while_a_graph_is_captured_nothing_waits(triton_bank):
         kernels.stat(x, 0)
 
 
+def test_a_capture_creates_no_bank():
+    """Filling it would copy from the host, which ends the capture with an error."""
+    kernels.forget_all()
+    x = torch.randn(1000, device="cuda")
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        kernels.stat(x, 0)
+    assert kernels.banks() == {}
+
+
 def test_measuring_and_taking_a_snapshot_never_wait_for_the_device():
     x = torch.randn(1 << 20, device="cuda", dtype=torch.bfloat16)
     bank = kernels.bank(x.device)

@@ -54,6 +54,9 @@ class Script:
         self.state.copy_(self.wide)
 
 
+SCRIPTS = [name for name in vars(Script) if not name.startswith("_")]
+
+
 def facts(script: Script, name: str, cast: Cast) -> list[dict[str, Any]]:
     mode = ScanMode(64 << 20, values=True)
     mode.stage = "script"
@@ -66,7 +69,7 @@ def facts(script: Script, name: str, cast: Cast) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("moves", ["nothing", "state", "wide"])
-@pytest.mark.parametrize("name", [name for name in vars(Script) if not name.startswith("_")])
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_a_move_to_another_device_changes_no_fact(name, moves):
     script = Script()
     expected = facts(script, name, Tensor.to)
