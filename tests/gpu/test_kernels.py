@@ -220,6 +220,17 @@ def test_tensors_of_another_stream_are_waited_for_on_the_device(triton_bank):
     assert row_of(triton_bank)[1][at.AMAX] == 3.0
 
 
+def test_rows_that_another_stream_fills_are_waited_for_on_the_device(triton_bank):
+    x = torch.full((1000,), 3.0, device="cuda")
+    kernels.stat(x, 0)  # compiles the kernel
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(50_000_000)
+        triton_bank.row(200)
+    kernels.stat(x, 130)
+    assert row_of(triton_bank, 130)[1][at.AMAX] == 3.0
+
+
 def test_while_a_graph_is_captured_nothing_waits(triton_bank):
     x = torch.randn(1000, device="cuda")
     kernels.stat(x, 0)

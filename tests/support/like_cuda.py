@@ -265,6 +265,10 @@ class Stream:
         """There is nothing to wait for."""
         CUDA.followed.append((self.cuda_stream, other.cuda_stream))
 
+    def wait_event(self, event) -> None:
+        """There is nothing to wait for."""
+        CUDA.followed.append((self.cuda_stream, event.stream))
+
 
 class Event:
     """Counts what the training thread waits for; the drain's are to give the processor away meanwhile."""
@@ -277,9 +281,10 @@ class Event:
         self.blocking = blocking or frame.f_code.co_filename == OURS + "steps/sentinel.py"
         self._number = 0
 
-    def record(self, _stream=None) -> None:
+    def record(self, stream=None) -> None:
         if CUDA.capturing:
             CUDA.refuse("an event while a graph is captured")
+        self.stream = CUDA.stream if stream is None else stream.cuda_stream
         self._number = next(CUDA._numbers)
 
     def query(self) -> bool:

@@ -402,6 +402,31 @@ tell(followed=followed)
     assert said["followed"][-2:] == [[0, 7], [7, 0]]
 
 
+def test_launches_on_other_streams_come_after_rows_are_filled(tmp_path):
+    body = """
+model(torch.randn(4, 8))
+found = []
+with precdoctor.record("run", every=1, strict=True, deep_scan=0):
+    for stream in (0, 7, 9, 0):  # the first fills the rows; the second makes more, and so does the third
+        CUDA.stream = stream
+        CUDA.followed.clear()
+        for _ in range(1 if stream == 0 else 3):
+            model(torch.randn(4, 8))
+        found.append(list(CUDA.followed))
+    CUDA.stream = 0
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+    CUDA.stream = 5
+    CUDA.followed.clear()
+    model(torch.randn(4, 8))
+    model(torch.randn(4, 8))
+tell(found=found, later=CUDA.followed)
+"""
+    said, _, _ = run(tmp_path, MLP + body)
+    assert said["found"] == [[], [[7, 0]], [[9, 7]], [[0, 9]]]
+    assert said["later"] == [[5, 0]]
+
+
 def test_a_whole_step_that_is_captured_holds_nothing_but_statistics(tmp_path):
     body = """
 with precdoctor.record("run", every=1, strict=True):
