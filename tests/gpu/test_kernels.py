@@ -220,12 +220,32 @@ def test_tensors_of_another_stream_are_waited_for_on_the_device(triton_bank):
     assert row_of(triton_bank)[1][at.AMAX] == 3.0
 
 
+def test_rows_that_another_stream_fills_are_waited_for_on_the_device(triton_bank):
+    x = torch.full((1000,), 3.0, device="cuda")
+    kernels.stat(x, 0)  # compiles the kernel
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(50_000_000)
+        triton_bank.row(200)
+    kernels.stat(x, 130)
+    assert row_of(triton_bank, 130)[1][at.AMAX] == 3.0
+
+
 def test_while_a_graph_is_captured_nothing_waits(triton_bank):
     x = torch.randn(1000, device="cuda")
     kernels.stat(x, 0)
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         assert not kernels.gathers(x)
         kernels.stat(x, 0)
+
+
+def test_a_capture_creates_no_bank():
+    """Filling it would copy from the host, which ends the capture with an error."""
+    kernels.forget_all()
+    x = torch.randn(1000, device="cuda")
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        kernels.stat(x, 0)
+    assert kernels.banks() == {}
 
 
 def test_measuring_and_taking_a_snapshot_never_wait_for_the_device():

@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from precdoctor.runlog import open_run
+from tests.unit.recording.test_two_devices import SCRIPTS, Script, facts
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = """
@@ -175,3 +177,61 @@ def test_weights_gradients_and_updates_are_a_launch_each_however_many_there_are(
     assert few["_stat_many"] <= 2 * 4  # weights, gradients twice, state: matrices and vectors have tiles of their own
     assert few["_update_many"] == 1
     assert activations[1] - activations[0] <= 2 * 12  # an output and its gradient per layer
+
+
+CAPTURED = """
+import torch
+import precdoctor
+from torch import nn
+
+class Narrow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x):
+        weight = self.linear.weight
+        scale = 448.0 / weight.detach().abs().amax()
+        return x @ ((weight * scale).to(torch.float8_e4m3fn).to(weight.dtype) / scale).t()
+
+model = Narrow().cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)  # its step counts are on the device
+x = torch.randn(32, 64, device="cuda")
+
+def step():
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+step()
+with precdoctor.record("run", every=1, strict=True):
+    for _ in range(8):
+        step()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = model(x)
+        graph.replay()
+print(bool(y.isfinite().all()))
+"""
+
+
+def test_a_script_may_capture_casts_at_any_time(tmp_path):
+    (tmp_path / "train.py").write_text(CAPTURED)
+    command, environment = [sys.executable, "train.py"], {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "True"
+    run = open_run(tmp_path / "run")
+    events = run.events()
+    assert "error" not in set(events["event"])
+    casts = run.tensors(columns=["step", "kind", "scale"])
+    assert casts[casts["kind"] == "fp8_operand"]["scale"].notna().any()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_scan_finds_the_same_where_a_cast_moves_numbers_to_the_device(name):
+    expected = [fact["kind"] for fact in facts(Script(), name, torch.Tensor.to)]
+    script = Script()
+    script.state = script.state.cuda()
+    found = facts(script, name, lambda x, dtype: x.to("cuda", dtype))
+    assert [fact["kind"] for fact in found] == expected

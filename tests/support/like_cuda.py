@@ -3,7 +3,8 @@
 The recorder asks a tensor for its device, makes others there, launches, copies to pinned memory, records events: all
 that goes on, on the CPU. What CUDA lacks raises, and so does what would make the training thread wait: reading a tensor
 that is on the device, a copy from it to memory that is not pinned, an event beyond the first one of a step. While
-``CUDA.capturing`` is set, pinned memory and events raise, too. Replays, scans and shadows may wait; so may the drain.
+``CUDA.capturing`` is set, pinned memory, events and copies from the host raise, too. Replays, scans and shadows may
+wait; so may the drain.
 
 ``install()`` is for a process of its own: it patches torch.
 """
@@ -202,6 +203,8 @@ def _moved(true):
         if given is None:
             return true(x, *args, **kwargs)
         goes_there = torch.device(given).type == "cuda"
+        if goes_there and CUDA.capturing and not on_device(x):
+            CUDA.refuse(f"a copy to the device waits while a graph is captured ({_place(frame)})")
         args = [_CPU if isinstance(a, (torch.device, str)) else a for a in args]
         kwargs.pop("device", None)
         if not goes_there and on_device(x):
@@ -262,6 +265,10 @@ class Stream:
         """There is nothing to wait for."""
         CUDA.followed.append((self.cuda_stream, other.cuda_stream))
 
+    def wait_event(self, event) -> None:
+        """There is nothing to wait for."""
+        CUDA.followed.append((self.cuda_stream, event.stream))
+
 
 class Event:
     """Counts what the training thread waits for; the drain's are to give the processor away meanwhile."""
@@ -274,9 +281,10 @@ class Event:
         self.blocking = blocking or frame.f_code.co_filename == OURS + "steps/sentinel.py"
         self._number = 0
 
-    def record(self, _stream=None) -> None:
+    def record(self, stream=None) -> None:
         if CUDA.capturing:
             CUDA.refuse("an event while a graph is captured")
+        self.stream = CUDA.stream if stream is None else stream.cuda_stream
         self._number = next(CUDA._numbers)
 
     def query(self) -> bool:

@@ -127,6 +127,7 @@ class Differences:
         exact = self._before_rounding(call, result)
         if exact is None:
             return
+        exact = exact.to(result.device)  # a cast may also move the data
         if exact.stride() != result.stride():
             laid_out = torch.empty_strided(result.shape, result.stride(), dtype=exact.dtype, device=exact.device)
             exact = laid_out.copy_(exact)

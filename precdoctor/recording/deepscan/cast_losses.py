@@ -87,7 +87,7 @@ class Casts:
         if call.name == "_to_copy":
             if not isinstance(source, Tensor) or source.dtype == torch.bool:
                 return
-            limits, exact = torch.iinfo(result.dtype), source.detach().double()
+            limits, exact = torch.iinfo(result.dtype), source.detach().to(result.device, torch.float64)
             wrong = (exact.trunc() < limits.min) | (exact.trunc() > limits.max)
         else:
             wide = [x.detach().long() if isinstance(x, Tensor) else x for x in call.args]
@@ -219,7 +219,7 @@ class Casts:
         clipped = after.bad - before.bad + (after.at_max - before.at_max if narrow else 0)
         if max(flushed, clipped) < _SUSPICIOUS * (before.numel - before.zero) or source.numel() > call.limit:
             return
-        x, y = source.detach().double(), result.detach().double()
+        x, y = source.detach().to(result.device, torch.float64), result.detach().double()
         kept = torch.isfinite(x) & (y != -torch.inf)  # a huge negative number is a mask; as -Inf it still is one
         lost = torch.where(torch.isfinite(y), (x - y).abs(), x.abs())[kept].sum()
         whole = x[kept].abs().sum()

@@ -143,7 +143,7 @@ class Audit:
             self._stalls.append(Stall(source, event, known[1]))
         if was.dtype in HALF and x.dtype == torch.float32 and self.is_older(x) and len(self._rounded) < _MAX_CHAINS:
             wide = _sample(x)
-            if (data := _stall_of(was, now, wide.double())) is not None:
+            if (data := _stall_of(was, now, wide.to(now.device, torch.float64))) is not None:
                 self._rounded[source] = key, data, wide
 
     def _follow(self, key: int, plain: str, target: Tensor, given: tuple[Any, ...], named: Any, event: Event) -> None:
@@ -152,7 +152,8 @@ class Audit:
         if plain == "copy":
             origins = self._origins(given[0])[:2] if isinstance(given[0], Tensor) else []
             wide = target.dtype == torch.float32 and given[0].shape == target.shape if origins else False
-            exact = self._value(given[0], target).clone() if wide and key not in {o[1] for o in origins} else None
+            follows = wide and key not in {o[1] for o in origins}
+            exact = self._value(given[0], target).to(target.device, copy=True) if follows else None
         else:
             origins = chain.origins if chain is not None else []
             exact = self._run(plain + "_", chain.exact.clone(), target, given, named) if chain is not None else None
@@ -234,7 +235,7 @@ class Audit:
         origins = [o for x in operands for o in self._origins(x)][:2]
         if not origins or key is None or call.args[0].shape != result.shape:
             return
-        x = self._value(call.args[0], result).clone().reshape(-1)
+        x = self._value(call.args[0], result).to(result.device, copy=True).reshape(-1)
         if name in ("_to_copy", "clone"):
             exact: Tensor | None = x
         elif name == "rsub":
@@ -266,7 +267,7 @@ class Audit:
         new = _sample(result)
         for old, _, was in chain.origins:
             if was.shape == new.shape and was.dtype == new.dtype and len(self._stalls) < _MAX_STALLED:
-                data = _stall_of(was, new, chain.exact)
+                data = _stall_of(was.to(new.device), new, chain.exact)
                 if data is not None:
                     stall = Stall(key, chain.call[0], data, new=chain.storage, old=old)
                     self._stalls.append(stall)

@@ -21,6 +21,7 @@ from precdoctor.recording.ops.storage_notes import Notes
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.slots.cast_operand import FLOAT8, Operand
+from precdoctor.recording.slots.deferred import is_capturing
 from precdoctor.recording.slots.slot_table import Entry
 
 if TYPE_CHECKING:
@@ -141,8 +142,11 @@ class Casts:
         return stack[-1] if stack else None
 
     def _may_open(self) -> bool:
-        """Whether the mode can be open here: no other mode or functorch transform, and no trace of the step."""
-        if self._recorder.traced:
+        """Whether the mode can be open here: no other mode or functorch transform, no trace of the step, no capture.
+
+        While a CUDA graph is captured no scale can be read, and a replay would compute another one.
+        """
+        if self._recorder.traced or is_capturing():
             return False
         return is_own_run(CastMode) and torch._C._functorch.maybe_current_level() is None and supported()
 

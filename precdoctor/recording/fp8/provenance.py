@@ -64,7 +64,7 @@ def scaled(a: Any, b: Any, result: Tensor, *, divide: bool) -> tuple[Tensor, tup
         return None
     factor = scalar(other)
     if factor is None:
-        return (data, other) if isinstance(other, Tensor) else None
+        return (data, other) if isinstance(other, Tensor) and other.numel() > 1 else None
     return data, ((factor, divide),)
 
 

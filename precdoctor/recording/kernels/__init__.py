@@ -51,6 +51,25 @@ def bank(device: torch.device) -> Bank:
     return found
 
 
+def admitted(device: torch.device, slot: int) -> Bank | None:
+    """Return the bank to launch into; None if this slot cannot be written now: see :meth:`Bank.admits`.
+
+    No bank is created while a CUDA graph is captured: its replays would reset it, and filling it waits for the device.
+    """
+    home = _banks.get(device)
+    if home is None:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return None
+        home = bank(device)
+    return home if home.admits(slot) else None
+
+
+def restart(device: torch.device, slot: int) -> None:
+    """Discard the values of a slot, but keep its first bad order, as :meth:`Bank.restart`."""
+    if (home := admitted(device, slot)) is not None:
+        home.restart(slot)
+
+
 def banks() -> dict[torch.device, Bank]:
     """Return every bank in use, by device."""
     return _banks
@@ -86,8 +105,8 @@ def measurable(x: Tensor) -> Tensor:
 
 def _stat(x: Tensor, slot: int) -> None:
     x = measurable(x)
-    home = bank(x.device)
-    if not home.admits(slot):
+    home = admitted(x.device, slot)
+    if home is None:
         return
     home.launches += 1
     if native_cpu.supports(x):
@@ -115,8 +134,8 @@ def _launch(x: Tensor, home: Bank, slot: int, want: int) -> None:
 
 def _update(before: Tensor, after: Tensor, intended: Tensor, slot: int) -> None:
     before, after, intended = (measurable(t) for t in (before, after, intended))
-    home = bank(before.device)
-    if not home.admits(slot):
+    home = admitted(before.device, slot)
+    if home is None:
         return
     home.launches += 1
     if native_cpu.supports_update(before, after, intended):
@@ -214,7 +233,7 @@ def together(jobs: Sequence[batched.Job], tables: batched.Tables) -> None:
 def one_by_one(job: batched.Job) -> None:
     """Measure one job of :func:`together` in a launch of its own."""
     if job.restart:
-        bank(job.x.device).restart(job.slot)
+        restart(job.x.device, job.slot)
     if job.before is None or job.intended is None:
         stat(job.x, job.slot)
     else:

@@ -75,6 +75,9 @@ class Bank:
         #: On a GPU, the memory that the blocks are parts of; and the streams of this step's launches.
         self._segments: list[Tensor] = []
         self._streams: set[int] = set()
+        #: After the last fill of rows on a GPU; and the streams whose launches come after it.
+        self._filled: torch.cuda.Event | None = None
+        self._ready: set[int] = set()
         #: Whether a CUDA graph writes to these addresses, so that they must not change.
         self._captured = False
 
@@ -89,8 +92,17 @@ class Bank:
         if torch.cuda.is_current_stream_capturing():
             self._captured = True
             return slot < _SLOTS_PER_BLOCK * len(self._blocks)
-        self._streams.add(current_stream(self.device))
+        stream = current_stream(self.device)
+        self._streams.add(stream)
+        if stream not in self._ready:
+            self._follow(stream)
         return True
+
+    def _follow(self, stream: int) -> None:
+        """Make a stream wait, on the device, until the rows are filled, which may happen on another stream."""
+        if self._filled is not None:
+            stream_object(self.device, stream).wait_event(self._filled)
+        self._ready.add(stream)
 
     def row(self, slot: int) -> tuple[Tensor, Tensor]:
         """Return views of the integer and float row of one slot."""
@@ -105,7 +117,13 @@ class Bank:
         if self.device.type == "cpu":
             self._blocks.append(_Block(*self._fresh_block()))
             return
+        here = torch.cuda.current_stream(self.device)
+        if here.cuda_stream not in self._ready:
+            self._follow(here.cuda_stream)
         segment = self._fresh.repeat(max(_SLOTS_PER_BLOCK, _SLOTS_PER_BLOCK * len(self._blocks)), 1)
+        self._filled = torch.cuda.Event()
+        self._filled.record(here)
+        self._ready = {here.cuda_stream}
         self._segments.append(segment)
         self._blocks += _blocks_of(segment)
 
@@ -164,6 +182,7 @@ class Bank:
     def _snapshot_of_gpu(self, rows: int) -> Snapshot:
         """Copy after all launches of this step, on any stream; later launches on those streams wait for the copy."""
         here = torch.cuda.current_stream(self.device)
+        self._ready = self._streams | {here.cuda_stream}
         streams = [stream_object(self.device, s) for s in self._streams if s != here.cuda_stream]
         self._streams = set()
         for stream in streams:
@@ -183,7 +202,7 @@ class Bank:
             self._segments, self._blocks = [segment], _blocks_of(segment)
         for stream in streams:
             stream.wait_stream(here)
-        event = torch.cuda.Event(blocking=True)
+        self._filled = event = torch.cuda.Event(blocking=True)
         event.record(here)
         parts = [_split(part) for part in copy[:rows].split(_SLOTS_PER_BLOCK)] if rows else []
         return Snapshot([ints for ints, _ in parts], [floats for _, floats in parts], event, self, copy)

@@ -227,6 +227,7 @@ class Drain:
             # Read together with the queue: while facts are written below, more items and the end may arrive.
             closing = self._end is not None
         with self._busy:
+            kernels.stay_out_of_captures()
             if self._options.may_halt and self.halt is None:
                 self.halt = halt_requested(self.directory.parent)
             if facts is not None:
@@ -240,7 +241,6 @@ class Drain:
 
     def _write(self, writer: RankWriter, item: Item) -> None:
         """Write one item; a few internal errors are reported and survived."""
-        kernels.stay_out_of_captures()
         try:
             if isinstance(item, StepBatch):
                 self._write_step(writer, item)

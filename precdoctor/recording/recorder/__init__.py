@@ -250,7 +250,7 @@ class Recorder:
                 entry = self.slots.entry(site, dense.device)
                 if together is None or not together.takes(dense, entry.slot, launch, restart=restart):
                     if restart:
-                        kernels.bank(dense.device).restart(entry.slot)
+                        kernels.restart(dense.device, entry.slot)
                     launch(dense, entry.slot)
         entry.shape, entry.micro_step = tuple(x.shape), self.micro_step
         entry.groups += measured_groups(site.kind, dense) if self.claim.measures_groups else ()

@@ -20,6 +20,9 @@ from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import unwrap
 from precdoctor.recording.scene.state_restore import Attributes
 
+#: Formats of buffers that are copied together; torch cannot concatenate every other one.
+_JOINED = frozenset((torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool))
+
 
 class FirstCall:
     """The state of a module before its first call, to see which parameters that call writes to."""
@@ -57,7 +60,7 @@ class Buffers:
         live = list(self._live())
         self._stamps = [stamp for _, stamp, _ in live]
         wanted = [b for i, _, b in live if (self._written_indices is None or i in self._written_indices) and afford(b)]
-        return dict(zip(map(id, wanted), _copies(wanted), strict=True))
+        return _copies(wanted)
 
     def after(self) -> None:
         """Add the buffers that were written to since :meth:`before`."""
@@ -74,12 +77,21 @@ class Buffers:
                 yield i, tensor_leaves.buffer_stamp(owner, name, buffer), buffer
 
 
-def _copies(tensors: list[Tensor]) -> list[Tensor]:
-    """Return copies of tensors; if dtype and device are the same, one ``cat`` makes all: many small copies are slow."""
-    if len({(x.dtype, x.device) for x in tensors}) != 1 or any(x.layout is not torch.strided for x in tensors):
-        return [x.detach().clone() for x in tensors]
-    flat = torch.cat([x.detach().reshape(-1) for x in tensors])
-    return [part.view(x.shape) for part, x in zip(flat.split([x.numel() for x in tensors]), tensors, strict=True)]
+def _copies(tensors: list[Tensor]) -> dict[int, Tensor]:
+    """Return copies by ``id``; one ``cat`` makes all of a dtype on a device, because many small copies are slow."""
+    groups: dict[object, list[Tensor]] = {}
+    for x in tensors:
+        joins = type(x) in tensor_leaves.EXACT and x.layout is torch.strided and x.dtype in _JOINED
+        groups.setdefault((x.dtype, x.device) if joins else id(x), []).append(x)
+    copies = {}
+    for group in groups.values():
+        if len(group) == 1:
+            copies[id(group[0])] = group[0].detach().clone()
+            continue
+        flat = torch.cat([x.detach().reshape(-1) for x in group])
+        for x, part in zip(group, flat.split([x.numel() for x in group]), strict=True):
+            copies[id(x)] = part.view(x.shape)
+    return copies
 
 
 class TopLevel:

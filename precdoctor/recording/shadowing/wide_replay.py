@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.ops.dispatched_ops import DRAWS, OpByOp, op_name, tensors_in, written_by
+from precdoctor.recording.process import attach
 from precdoctor.recording.scene.state_restore import Autocast
 from precdoctor.recording.shadowing.replay_walks import wider
 
@@ -197,30 +198,68 @@ def widened_state(modules: Sequence[nn.Module], wide: torch.dtype) -> Iterator[d
 def full_precision(state: Sequence[Autocast]) -> Iterator[None]:
     """Turn autocast off inside the context, with its cache, and compute FP32 products in FP32."""
     off = [Autocast(s.device, False, s.dtype, False) for s in state]
-    before = torch.get_float32_matmul_precision()
-    cudnn = torch.backends.cudnn.allow_tf32 if torch.cuda.is_available() else False
     cached = torch.is_autocast_cache_enabled()
     try:
-        if before != "highest":
-            torch.set_float32_matmul_precision("highest")
-        if cudnn:
-            torch.backends.cudnn.allow_tf32 = False
         torch.set_autocast_cache_enabled(False)
-        with Autocast.again(off):
+        with _full_products(), Autocast.again(off):
             yield
     finally:
         torch.set_autocast_cache_enabled(cached)
+
+
+@contextlib.contextmanager
+def _full_products() -> Iterator[None]:
+    """Compute FP32 products in FP32 inside the context."""
+    older = _older_switches()
+    newer = [] if older is not None else _reduced_kinds()
+    matmul, cudnn = older or ("highest", False)
+    try:
+        for kind, _ in newer:
+            kind.fp32_precision = "ieee"
+        if matmul != "highest":
+            torch.set_float32_matmul_precision("highest")
+        if cudnn:
+            torch.backends.cudnn.allow_tf32 = False
+        yield
+    finally:
         if cudnn:
             torch.backends.cudnn.allow_tf32 = cudnn
-        if before != "highest":
-            torch.set_float32_matmul_precision(before)
+        if matmul != "highest":
+            torch.set_float32_matmul_precision(matmul)
+        for kind, was in newer:
+            kind.fp32_precision = was
+
+
+def _older_switches() -> tuple[str, bool] | None:
+    """Return ``float32_matmul_precision`` and cuDNN's ``allow_tf32``; None if the script uses ``fp32_precision``.
+
+    Torch then refuses to read the older switches.
+    """
+    try:
+        cudnn = torch.cuda.is_available() and torch.backends.cudnn.allow_tf32
+        return torch.get_float32_matmul_precision(), cudnn
+    except RuntimeError as error:
+        attach.let_through(error)
+        return None
+
+
+def _reduced_kinds() -> list[tuple[Any, str]]:
+    """Return the kinds of products whose ``fp32_precision`` is reduced, with the value to restore."""
+    backends: Any = torch.backends
+    found = [(kind, str(kind.fp32_precision)) for kind in (backends.cudnn.conv, backends.cudnn.rnn)]
+    for kind, parent in ((backends.cuda.matmul, backends.cudnn), (backends.mkldnn.matmul, backends.mkldnn)):
+        inherited = kind.fp32_precision == parent.fp32_precision
+        found.append((kind, "none" if inherited else str(kind.fp32_precision)))
+    return [(kind, was) for kind, was in found if kind.fp32_precision not in ("ieee", "none")]
 
 
 def reduced_products() -> str | None:
     """Return ``tf32`` if CUDA is in use and may compute FP32 products with TF32's ten mantissa bits; else None."""
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return None
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32 else None
+    if (older := _older_switches()) is None:
+        return "tf32" if any(kind.fp32_precision == "tf32" for kind, _ in _reduced_kinds()) else None
+    return "tf32" if older[1] or torch.backends.cuda.matmul.allow_tf32 else None
 
 
 @contextlib.contextmanager

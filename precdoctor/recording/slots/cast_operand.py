@@ -80,8 +80,8 @@ def launcher(fmt: Format) -> Callable[[Tensor, int], None]:
     def stat(x: Tensor, slot: int) -> None:
         kernels.stat(x, slot)
         x = kernels.measurable(x)
-        home = kernels.bank(x.device)
-        if not home.admits(slot):
+        home = kernels.admitted(x.device, slot)
+        if home is None:
             return
         ints, floats = home.row(slot)
         if x.is_cpu and not clips(float(floats[at.AMAX]), fmt):

@@ -44,6 +44,8 @@ CUDA: Final = vars(torch.cuda)
 def defer(value: Any, *, by_drain: bool = False) -> Deferred:
     """Return a tensor's scalar, or a number, to be read later without a synchronisation now; None for anything else.
 
+    None also for a tensor on a GPU while a CUDA graph is captured, which would record the copy.
+
     Args:
         value: a tensor of one element, on any device; or a number.
         by_drain: only the drain waits for it: its thread then sleeps instead of spinning, which leaves the CPU to
@@ -58,23 +60,38 @@ def defer(value: Any, *, by_drain: bool = False) -> Deferred:
     with apart_from_user_modes():
         if value.is_cpu:
             return float(value.detach())
+        if value.is_cuda and torch.cuda.is_current_stream_capturing():
+            return None
         numbers = deferred(value.detach().reshape(1), by_drain=by_drain)
     return lambda: float(numbers()[0])
 
 
-def arrival(event: torch.cuda.Event, host: torch.Tensor) -> Callable[[], float]:
-    """Return a function that reads a scalar on the host once its copy has arrived, and adds its wait to ``waits``."""
+class Arriving:
+    """Reads the numbers of a vector on the host once its copy has arrived, and adds its wait to ``waits``."""
 
-    def arrived() -> float:
-        if not event.query():
+    __slots__ = ("_event", "_host")
+
+    def __init__(self, event: torch.cuda.Event, host: torch.Tensor) -> None:
+        self._event, self._host = event, host
+
+    def has_arrived(self) -> bool:
+        """Return whether a read would not wait."""
+        return bool(self._event.query())
+
+    def __call__(self) -> list[float]:
+        if not self._event.query():
             began = time.perf_counter_ns()
             try:
-                event.synchronize()
+                self._event.synchronize()
             finally:
                 waits.ns += time.perf_counter_ns() - began
-        return float(host)
+        values: list[float] = self._host.tolist()
+        return values
 
-    return arrived
+
+def would_wait(numbers: Callable[[], list[float]]) -> bool:
+    """Return whether reading the result of :func:`deferred` now would wait for a device."""
+    return type(numbers) is Arriving and not numbers.has_arrived()
 
 
 def deferred(x: torch.Tensor, *, by_drain: bool = True) -> Callable[[], list[float]]:
@@ -88,11 +105,4 @@ def deferred(x: torch.Tensor, *, by_drain: bool = True) -> Callable[[], list[flo
         return host.tolist
     event = torch.cuda.Event(blocking=by_drain)
     event.record(torch.cuda.current_stream(x.device))
-    arrived = arrival(event, host[0])
-
-    def read() -> list[float]:
-        arrived()
-        values: list[float] = host.tolist()
-        return values
-
-    return read
+    return Arriving(event, host)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from precdoctor.recording import kernels
 from precdoctor.recording.model import tensor_leaves
-from precdoctor.recording.slots.deferred import deferred, is_capturing
+from precdoctor.recording.slots.deferred import deferred, is_capturing, would_wait
 
 #: Number of gradients that are measured, smallest first, and the most elements of one.
 _MEASURED: Final = 4
@@ -58,7 +58,8 @@ class RescaledSums:
             self._norms = None
             return
         with kernels.apart_from_user_modes():
-            each = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in grads]
+            wide = (torch.promote_types(g.dtype, torch.float32) for g in grads)
+            each = [torch.linalg.vector_norm(g, dtype=dtype).float() for g, dtype in zip(grads, wide, strict=True)]
             norms.append(torch.linalg.vector_norm(torch.stack(each)))
 
     def _choose(self, parameters: Iterable[Tensor]) -> None:
@@ -81,16 +82,18 @@ class RescaledSums:
         self._judge()
         if self._rescaled > before == 0:
             return True  # without a new measurement: the report would wait for it
-        if measured and norms and passes > 1 and len(norms) == 2 * min(passes, _MOST_PASSES):
+        if not measured or not norms or self._unread is not None:
+            return False
+        if passes > 1 and len(norms) == 2 * min(passes, _MOST_PASSES):
             with kernels.apart_from_user_modes():
                 self._unread = deferred(torch.stack(norms)), passes, clip_norm is not None
             if norms[0].is_cpu:
                 self._judge()
         return self._rescaled > before == 0
 
-    def _judge(self) -> None:
-        """Count the last measured step; its norms have arrived since."""
-        if self._unread is None:
+    def _judge(self, *, wait: bool = False) -> None:
+        """Count the last measured step, unless its norms are still on their way; ``wait``: wait for them."""
+        if self._unread is None or (would_wait(self._unread[0]) and not wait):
             return
         (numbers, passes, clipped), self._unread = self._unread, None
         norms = numbers()
@@ -106,8 +109,8 @@ class RescaledSums:
             self._factor, self._passes = first, passes
 
     def data(self, optimizer: str) -> dict[str, Any] | None:
-        """Return the data of a warning event; None if no step was rescaled."""
-        self._judge()
+        """Return the data of a warning event; None if no step was rescaled. Waits for the last measurement."""
+        self._judge(wait=True)
         if not self._rescaled:
             return None
         return {

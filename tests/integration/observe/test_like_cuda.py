@@ -337,6 +337,27 @@ tell(behind=behind, hooks=sum(hooks))
     assert said["waits"] == ([2] + [1] * 3 if policy == "skip" else [])
 
 
+@pytest.mark.parametrize("dtype", ["float", "double"])
+def test_gradients_that_each_pass_divides_are_counted_without_waiting(tmp_path, dtype):
+    body = f"""
+model = nn.Linear(8, 4).{dtype}()
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+with precdoctor.record("run", every=1, strict=True, on_nonfinite="observe", deep_scan=0):
+    for _ in range(5):
+        for _ in range(3):
+            model(torch.randn(4, 8).{dtype}()).square().mean().backward()
+            for p in model.parameters():
+                p.grad.div_(4.0)
+        optimizer.step()
+        optimizer.zero_grad()
+tell()
+"""
+    said, run_, _ = run(tmp_path, body)
+    assert said["waits"] == []
+    (found,) = [e for e in events(run_, "warning") if e.get("what") == "rescaled-sum"]
+    assert found["factor"] == pytest.approx(0.25) and (found["steps"], found["of"]) == (1, 1)
+
+
 def test_adams_corrections_on_the_device_are_computed_for_all_parameters_at_once(tmp_path):
     body = """
 from precdoctor.recording.steps import weight_updates
@@ -381,6 +402,31 @@ tell(followed=followed)
     assert said["followed"][-2:] == [[0, 7], [7, 0]]
 
 
+def test_launches_on_other_streams_come_after_rows_are_filled(tmp_path):
+    body = """
+model(torch.randn(4, 8))
+found = []
+with precdoctor.record("run", every=1, strict=True, deep_scan=0):
+    for stream in (0, 7, 9, 0):  # the first fills the rows; the second makes more, and so does the third
+        CUDA.stream = stream
+        CUDA.followed.clear()
+        for _ in range(1 if stream == 0 else 3):
+            model(torch.randn(4, 8))
+        found.append(list(CUDA.followed))
+    CUDA.stream = 0
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+    CUDA.stream = 5
+    CUDA.followed.clear()
+    model(torch.randn(4, 8))
+    model(torch.randn(4, 8))
+tell(found=found, later=CUDA.followed)
+"""
+    said, _, _ = run(tmp_path, MLP + body)
+    assert said["found"] == [[], [[7, 0]], [[9, 7]], [[0, 9]]]
+    assert said["later"] == [[5, 0]]
+
+
 def test_a_whole_step_that_is_captured_holds_nothing_but_statistics(tmp_path):
     body = """
 with precdoctor.record("run", every=1, strict=True):
@@ -403,6 +449,70 @@ tell()
     rows = run_.tensors()
     outputs = rows[(rows["kind"] == "output") & (rows["module"] == "0")].groupby("step")["numel"].sum()
     assert outputs[1] == 32 and outputs[2] == 3 * 32, "the captured launches go into the next step"
+
+
+def test_a_capture_that_comes_first_gets_no_memory_for_statistics(tmp_path):
+    body = """
+with precdoctor.record("run", every=1, strict=True):
+    CUDA.capturing = True
+    step()
+    CUDA.capturing = False
+    step()
+    step()
+tell()
+"""
+    _, run_, _ = run(tmp_path, MLP + body)
+    rows = run_.tensors()
+    outputs = rows[(rows["kind"] == "output") & (rows["module"] == "0")]
+    assert outputs["numel"].tolist() == [32, 32]
+
+
+FP8 = """
+class Cast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        weight = self.linear.weight
+        scale = 448.0 / weight.detach().abs().max()
+        narrow = (weight * scale).to(torch.float8_e4m3fn)
+        return x @ (narrow.to(torch.float32) / scale).t()
+
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cast, self.captures = Cast(), False
+
+    def forward(self, x):
+        CUDA.capturing = CUDA.capturing or self.captures
+        (torch.ones(8) * torch.tensor(2.0)).to(torch.float8_e4m3fn)
+        return self.cast(x)
+
+model = Outer()
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+with precdoctor.record("run", every=1, strict=True):
+    for n in range(6):
+        model.captures = n == 3
+        CUDA.capturing = WHEN == "outside" and model.captures
+        pinned = CUDA.pinned
+        y = model(torch.randn(4, 8))
+        assert CUDA.pinned == pinned or not model.captures
+        CUDA.capturing = False
+        y.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+tell()
+"""
+
+
+@pytest.mark.parametrize("when", ["outside", "inside"])
+def test_no_scale_of_a_cast_is_copied_while_a_graph_is_captured(tmp_path, when):
+    _, run_, _ = run(tmp_path, FP8.replace("WHEN", repr(when)))
+    rows = run_.tensors()
+    casts = rows[(rows["kind"] == "fp8_operand") & (rows["module"] == "cast") & (rows["name"] != "grad_output")]
+    scales = casts.set_index("step")["scale"]
+    assert scales.isna().to_dict() == {1: False, 2: False, 3: True, 4: False, 5: False}
 
 
 INCIDENT = """

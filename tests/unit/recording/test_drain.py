@@ -132,6 +132,17 @@ def test_what_comes_with_the_end_while_facts_are_written_is_not_left_behind(run,
     assert (len(tensors), list(rows["step"])) == (4, [0, 1])
 
 
+def test_the_thread_leaves_captures_before_it_asks_a_device_for_anything(run, monkeypatch):
+    """A query on any other thread makes the capture of a CUDA graph fail."""
+    order = []
+    monkeypatch.setattr(kernels, "stay_out_of_captures", lambda: order.append("stays out"))
+    drain = Drain(run, 0, RecordOptions())
+    drain.write_facts({"optimizers": [{"name": "SGD#0", "steps_before": lambda: order.append("asks") or 7.0}]})
+    drain.close({"reason": "exit"})
+    assert order[:2] == ["stays out", "asks"]
+    assert json.loads((drain.directory / "rank.json").read_text())["optimizers"][0]["steps_before"] == 7
+
+
 def test_without_a_thread_all_is_written_as_it_is_closed(run):
     """An interpreter that ends starts no thread any more."""
     steps, before = Steps(), threading.active_count()

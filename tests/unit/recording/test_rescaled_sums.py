@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import pytest
 import torch
 from torch import Tensor
 
+from precdoctor.recording.slots.deferred import Arriving
+from precdoctor.recording.steps import rescaled_sums
 from precdoctor.recording.steps.rescaled_sums import RescaledSums
 
 
-def parameters() -> list[Tensor]:
+def parameters(dtype: torch.dtype = torch.float32) -> list[Tensor]:
     torch.manual_seed(0)
-    return [torch.nn.Parameter(torch.zeros(n)) for n in (3, 64, 1000)]
+    return [torch.nn.Parameter(torch.zeros(n, dtype=dtype)) for n in (3, 64, 1000)]
 
 
-def steps(sums: RescaledSums, change: Callable[[Tensor, int, int], Tensor | None], *, passes: int = 3,
-          clip_norm: float | None = None, count: int = 4) -> list[bool]:  # fmt: skip
+def steps(
+    sums: RescaledSums,
+    change: Callable[[Tensor, int, int], Tensor | None],
+    *,
+    passes: int = 3,
+    clip_norm: float | None = None,
+    count: int = 4,
+    dtype: torch.dtype = torch.float32,
+) -> list[bool]:
     """Steps of several passes; ``change`` makes a gradient's new value from the old one, the step and the pass."""
-    owned, reports = parameters(), []
+    owned, reports = parameters(dtype), []
     for step in range(count):
         for i in range(passes):
             if sums.expected:
@@ -47,6 +57,39 @@ def test_a_division_after_each_pass_is_counted_and_reported_once():
     assert data is not None
     assert data["factor"] == pytest.approx(1 / 256, rel=1e-5)
     assert (data["what"], data["passes"], data["steps"], data["of"]) == ("rescaled-sum", 3, 3, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_gradients_of_other_formats_are_measured(dtype: torch.dtype):
+    sums = RescaledSums()
+    steps(sums, lambda g, *_: g / 256.0, dtype=dtype)
+    data = sums.data("SGD#0")
+    assert data is not None and data["steps"] == 3
+    assert data["factor"] == pytest.approx(1 / 256, rel=1e-2)
+
+
+def test_norms_that_a_device_still_computes_are_left_for_later(monkeypatch):
+    class Event:
+        passed = False
+
+        def query(self) -> bool:
+            return self.passed
+
+        def synchronize(self) -> None:
+            waited.append(True)
+
+    waited: list[bool] = []
+    monkeypatch.setattr(rescaled_sums, "deferred", lambda x: Arriving(cast(torch.cuda.Event, Event()), x))
+    monkeypatch.setattr(Tensor, "is_cpu", False)
+    sums = RescaledSums()
+    assert not any(steps(sums, lambda g, *_: g / 256.0, count=6))
+    assert waited == []  # each step looks whether they are there
+    Event.passed = True
+    assert steps(sums, lambda g, *_: g / 256.0) == [True, False, False, False]
+    Event.passed = False
+    data = sums.data("SGD#0")
+    assert data is not None and (data["steps"], data["of"]) == (4, 4)
+    assert waited == [True]  # nothing trains any more
 
 
 def test_only_the_first_of_many_passes_are_measured():

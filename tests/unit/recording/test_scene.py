@@ -7,11 +7,25 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from precdoctor.recording.options import RecordOptions
+from precdoctor.recording.scene.first_call import Buffers
 from precdoctor.recording.scene.state_restore import RandomState
 from precdoctor.recording.scene.step_snapshot import Scene
 from precdoctor.recording.slots.step_batch import StepFacts
+
+
+class Ops(TorchDispatchMode):
+    """Lists the names of ops that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.__name__.partition(".")[0])
+        return func(*args, **(kwargs or {}))
 
 
 class Normalize(nn.Module):
@@ -97,3 +111,22 @@ def test_generators_stand_where_they_stand_however_often_and_whenever_one_looks(
             assert (found.numpy["has_gauss"], found.numpy["gauss"]) == (true["has_gauss"], true["gauss"])
             assert found.numpy["state"]["pos"] == true["state"]["pos"]
             assert (found.numpy["state"]["key"] == true["state"]["key"]).all()
+
+
+def test_buffers_of_a_format_are_copied_by_one_op():
+    model = nn.Sequential(*(nn.BatchNorm1d(4) for _ in range(10)))
+    model.register_buffer("mask", torch.eye(3).to_sparse())
+    model.register_buffer("narrow", torch.ones(4).to(torch.float8_e4m3fn))
+    model.register_buffer("narrow_too", torch.ones(4).to(torch.float8_e4m3fn))
+    buffers = Buffers(model)
+    with Ops() as ops:
+        kept = buffers.before(lambda _: True)
+    assert (ops.names.count("cat"), ops.names.count("clone")) == (2, 3)
+    held = list(model.buffers())
+    assert kept.keys() == set(map(id, held))
+    model(torch.randn(8, 4))
+    for x in held:
+        copy = kept[id(x)]
+        assert (copy.shape, copy.dtype, copy.layout) == (x.shape, x.dtype, x.layout)
+    assert torch.equal(kept[id(model[3].num_batches_tracked)], torch.tensor(0))
+    assert torch.equal(kept[id(model[3].running_var)], torch.ones(4))

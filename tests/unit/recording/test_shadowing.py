@@ -1,4 +1,4 @@
-"""Errors, and the mode that makes every op compute in a wide format."""
+"""Errors, and what makes every op compute in a wide format."""
 
 from __future__ import annotations
 
@@ -128,3 +128,51 @@ def test_widened_state_is_put_aside_and_never_written_to():
 def test_options_that_cannot_be_taken(bad):
     with pytest.raises(UsageError):
         RecordOptions(**bad)
+
+
+def switches() -> list[str]:
+    cuda, cudnn, cpu = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
+    kinds = torch.backends, cudnn, cuda.matmul, cudnn.conv, cudnn.rnn, cpu.matmul
+    return [kind.fp32_precision for kind in kinds]
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="this torch has no such switch")
+@pytest.mark.parametrize("of_all", [False, True])
+def test_products_are_full_where_a_script_uses_the_newer_switches_of_tf32(of_all):
+    """Torch refuses to read the older ones then."""
+    before = switches()
+    holder = torch.backends if of_all else torch.backends.cuda.matmul
+    try:
+        holder.fp32_precision = "tf32"
+        with pytest.raises(RuntimeError):
+            torch.get_float32_matmul_precision()
+        chosen = switches()
+        with wide_replay.full_precision([]):
+            assert not {"tf32", "bf16"} & set(switches()[2:])
+        assert switches() == chosen
+        holder.fp32_precision = "none"  # what has followed the switch for all follows it still
+        assert switches() == before
+        assert torch.get_float32_matmul_precision() == "highest"
+    finally:
+        holder.fp32_precision = "none"
+
+
+def test_products_are_full_where_a_script_uses_the_older_switch():
+    torch.set_float32_matmul_precision("high")
+    try:
+        with wide_replay.full_precision([]):
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="this torch has no such switch")
+def test_tf32_is_reported_where_a_script_uses_the_newer_switches(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    try:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        assert wide_replay.reduced_products() == "tf32"
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = "none"

@@ -11,7 +11,7 @@ import torch
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.sampling import WARM_UP, Sampler
-from precdoctor.recording.slots.deferred import arrival, read
+from precdoctor.recording.slots.deferred import Arriving, read
 
 MS = 1_000_000
 
@@ -44,7 +44,8 @@ def recording():
 def step(clock, *, host, wait):
     """One hook that works, reads a number from the device and works on: recorder_ns and wait_ns of the step."""
     recorder = recording()
-    value = arrival(clock.event(wait), torch.tensor(3.0)) if wait else 3.0
+    arriving = Arriving(clock.event(wait), torch.tensor([3.0]))
+    value = (lambda: arriving()[0]) if wait else 3.0
 
     @guarded(recorder)
     def hook():
