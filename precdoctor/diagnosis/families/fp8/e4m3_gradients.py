@@ -163,7 +163,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
             **operand.evidence(view, cast),
             "confidence_reason": why,
         },
-        prescriptions=(prescription(cure, before),),
+        prescription=prescription(cure, before),
     )
 
 

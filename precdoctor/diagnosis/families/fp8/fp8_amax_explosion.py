@@ -172,7 +172,7 @@ def _finding(view: RunView, growing: Sequence[_Growing], options: Options) -> Fi
             **operand.evidence(view, cast),
             "confidence_reason": left.reason,
         },
-        prescriptions=(_prescribe(view, worst),),
+        prescription=_prescribe(view, worst),
     )
 
 

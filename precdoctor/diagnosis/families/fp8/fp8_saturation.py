@@ -183,7 +183,7 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
             if tensor.exact
             else "elements at the maximum, above what amax scaling puts there",
         },
-        prescriptions=(_prescribe(row, tensor, binades, source, largest),),
+        prescription=_prescribe(row, tensor, binades, source, largest),
     )
 
 
@@ -212,7 +212,7 @@ def _clipped_finding(view: RunView, clipped: Sequence[Operand], options: Options
             **operand.evidence(view, cast),
             "confidence_reason": why,
         },
-        prescriptions=(_prescribe_amax_scale(operand, share),),
+        prescription=_prescribe_amax_scale(operand, share),
     )
 
 

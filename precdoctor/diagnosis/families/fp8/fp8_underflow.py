@@ -153,7 +153,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
             **operand.evidence(view, cast),
             "confidence_reason": why,
         },
-        prescriptions=(prescription(smallest(view, operand, options["flushed_share"], options["lost_db"]), cost),),
+        prescription=prescription(smallest(view, operand, options["flushed_share"], options["lost_db"]), cost),
     )
 
 

@@ -268,7 +268,7 @@ def _finding(view: RunView, judged: Sequence[_Sensitive], options: Options) -> F
             **operand.evidence(view, cast),
             "confidence_reason": why,
         },
-        prescriptions=(_prescribe(worst),),
+        prescription=_prescribe(worst),
     )
 
 

@@ -130,7 +130,7 @@ def _finding(rule: Rule, view: RunView, guilty: Sequence[_Held], options: Option
             "confidence_reason": "spike, scale and flushed elements are recorded"
             + ("" if whole else ", but not every step"),
         },
-        prescriptions=(_prescribe(worst, options),),
+        prescription=_prescribe(worst, options),
     )
 
 

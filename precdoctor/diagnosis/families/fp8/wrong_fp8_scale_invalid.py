@@ -123,7 +123,7 @@ def _finding(rule: Rule, view: RunView, guilty: Sequence[_Invalid], options: Opt
             **operand.evidence(view, cast),
             "confidence_reason": "the amax behind the scale is recorded" if shown else "the scale is recorded",
         },
-        prescriptions=(_prescribe(worst, cast),),
+        prescription=_prescribe(worst, cast),
     )
 
 

@@ -123,13 +123,11 @@ def _finding(rule: Rule, guilty: Sequence[_Product], options: Options) -> Findin
             "modules": [p.operand.place for p in guilty],
             "confidence_reason": "no sum of so many products of the recorded size is that large",
         },
-        prescriptions=(
-            Prescription(
+        prescription=Prescription(
                 title=f"divide the product by both scales: output of `{worst.operand.place}` {row['amax']:.3g} -> "
                 f"{row['amax'] / row['scales']:.3g}",
                 change={"operand": worst.operand.label, "divide_by": float(row["scales"])},
                 predicted={"output_amax": {"from": float(row["amax"]), "to": float(row["amax"] / row["scales"])}},
                 snippet=_SNIPPET,
             ),
-        ),
     )  # fmt: skip

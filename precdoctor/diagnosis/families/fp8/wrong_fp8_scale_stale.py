@@ -100,7 +100,7 @@ def _finding(rule: Rule, view: RunView, guilty: Sequence[_Stale], options: Optio
             **operand.evidence(view, cast),
             "confidence_reason": why,
         },
-        prescriptions=(_prescribe(operand, present, effect, options),),
+        prescription=_prescribe(operand, present, effect, options),
     )
 
 

@@ -162,7 +162,7 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
             "path": path_evidence([r for r in backward if r.position <= row.position]),
             "confidence_reason": why,
         },
-        prescriptions=(prescribe_scale(view, tensor.fmt, current, chosen),),
+        prescription=prescribe_scale(view, tensor.fmt, current, chosen),
     )
 
 
@@ -229,14 +229,12 @@ def _op_finding(view: RunView, group: Group) -> Finding:
             {"flushed_share": _OP_FLUSHED, "lost_magnitude": _OP_LOST},
             "the op's zeros were compared with FP64 results from the same operands",
         ),
-        prescriptions=(
-            Prescription(
-                title=f"loss scale 2^{exponent}: the median of the flushed gradient becomes a normal number; "
-                f"flushed elements {flushed:,} -> at most {of // 2:,}",
-                change={"loss_scale": 2.0**exponent},
-                predicted={"flushed_elements": {"from": flushed, "to": of // 2}},
-                snippet=f"scaler = torch.amp.GradScaler(init_scale=2.0**{exponent})\n",
-            ),
+        prescription=Prescription(
+            title=f"loss scale 2^{exponent}: the median of the flushed gradient becomes a normal number; "
+            f"flushed elements {flushed:,} -> at most {of // 2:,}",
+            change={"loss_scale": 2.0**exponent},
+            predicted={"flushed_elements": {"from": flushed, "to": of // 2}},
+            snippet=f"scaler = torch.amp.GradScaler(init_scale=2.0**{exponent})\n",
         ),
     )
 

@@ -365,7 +365,7 @@ def _unreached_finding(places: Mapping[Parameter, str], steps: int, options: Opt
             "limit": options["min_steps"],
             "confidence_reason": "its gradient was never recorded, those of other layers of the model were",
         },
-        prescriptions=(_freeze(module or root, module, len(names)),),
+        prescription=_freeze(module or root, module, len(names)),
     )
 
 

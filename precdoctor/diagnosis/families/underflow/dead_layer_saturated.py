@@ -149,17 +149,15 @@ def saturated_finding(rule: Rule, view: RunView, found: Mapping[_Place, Saturate
             "range": range_evidence(output),
             "confidence_reason": "zeros counted in the gradient, sizes in the output, the bound in the tensor after it",
         },
-        prescriptions=(
-            Prescription(
-                title=f"weights {2**binades} times smaller: saturated {percent(flat)} -> {percent(after)}",
-                change={"module": module, "initial_gain": {"divided_by": 2**binades}},
-                predicted={"saturated_share": {"from": flat, "to": after}},
-                snippet=(
-                    "import torch\n\n"
-                    f"layer = {module_expression(module)}\n"
-                    "with torch.no_grad():  # before the first step\n"
-                    f"    layer.weight.div_({2**binades})\n"
-                ),
+        prescription=Prescription(
+            title=f"weights {2**binades} times smaller: saturated {percent(flat)} -> {percent(after)}",
+            change={"module": module, "initial_gain": {"divided_by": 2**binades}},
+            predicted={"saturated_share": {"from": flat, "to": after}},
+            snippet=(
+                "import torch\n\n"
+                f"layer = {module_expression(module)}\n"
+                "with torch.no_grad():  # before the first step\n"
+                f"    layer.weight.div_({2**binades})\n"
             ),
         ),
     )

@@ -127,18 +127,16 @@ def _finding(view: RunView, guilty: list[_Sum], options: Options) -> Finding:
             **tensor_evidence(row),
             "confidence_reason": "micro-steps and format are recorded; like gradients are assumed",
         },
-        prescriptions=(
-            Prescription(
-                title=f"FP32 gradients: bits left for the last micro-step {bits:.1f} -> "
-                f"{24 - math.log2(worst.terms):.1f}, +{memory(extra)}",
-                change={"gradient_dtype": {"from": worst.dtype, "to": "float32"}},
-                predicted={
-                    "bits_left": {"from": round(bits, 1), "to": round(24 - math.log2(worst.terms), 1)},
-                    "extra_bytes": extra,
-                },
-                snippet=f"{wide_weights(view, HALF)}"
-                "(loss / micro_steps).backward()  # gradients have the format of the weights\n",
-            ),
+        prescription=Prescription(
+            title=f"FP32 gradients: bits left for the last micro-step {bits:.1f} -> "
+            f"{24 - math.log2(worst.terms):.1f}, +{memory(extra)}",
+            change={"gradient_dtype": {"from": worst.dtype, "to": "float32"}},
+            predicted={
+                "bits_left": {"from": round(bits, 1), "to": round(24 - math.log2(worst.terms), 1)},
+                "extra_bytes": extra,
+            },
+            snippet=f"{wide_weights(view, HALF)}"
+            "(loss / micro_steps).backward()  # gradients have the format of the weights\n",
         ),
     )
 

@@ -144,7 +144,7 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
             **gradient_evidence(rows, row),
             "confidence_reason": why,
         },
-        prescriptions=(prescribe_scale(view, tensor.fmt, current, chosen),),
+        prescription=prescribe_scale(view, tensor.fmt, current, chosen),
     )
 
 
@@ -274,7 +274,7 @@ def _grid_finding(view: RunView, guilty: Mapping[Key, _GriddedSeries], options: 
             "confidence_reason": "sums and squares are whole multiples of one power of two on every step; the share is "
             "estimated from the survivors",
         },
-        prescriptions=(_prescribe(row, worst, options["flushed_share"] / 10.0, options["margin_binades"]),),
+        prescription=_prescribe(row, worst, options["flushed_share"] / 10.0, options["margin_binades"]),
     )
 
 

@@ -262,7 +262,7 @@ def _finding(
             if root is not None
             else "gradients were counted against eps; sqrt(v) is assumed to be of their size",
         },
-        prescriptions=(_prescribe(row.dtype, eps, better, gradient.share, after, factor, rms),),
+        prescription=_prescribe(row.dtype, eps, better, gradient.share, after, factor, rms),
     )
 
 

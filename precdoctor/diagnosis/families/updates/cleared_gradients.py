@@ -205,14 +205,12 @@ def _finding(starved: pd.DataFrame, of: int, only: str, options: Options) -> Fin
             "last_bad_step": steps[-1],
             "confidence_reason": reason,
         },
-        prescriptions=(
-            Prescription(
-                title="`zero_grad`, `backward`, `step`, in this order: steps on which the optimizer gets its gradients "
-                f"0 -> {of}",
-                change={"order": {"from": "zero_grad before step", "to": "zero_grad before backward"}},
-                predicted={"steps_with_gradients": {"from": 0, "to": of}},
-                snippet="optimizer.zero_grad()\nloss.backward()\noptimizer.step()\n",
-            ),
+        prescription=Prescription(
+            title="`zero_grad`, `backward`, `step`, in this order: steps on which the optimizer gets its gradients "
+            f"0 -> {of}",
+            change={"order": {"from": "zero_grad before step", "to": "zero_grad before backward"}},
+            predicted={"steps_with_gradients": {"from": 0, "to": of}},
+            snippet="optimizer.zero_grad()\nloss.backward()\noptimizer.step()\n",
         ),
     )
 
@@ -233,14 +231,12 @@ def _dropped_finding(view: RunView, group: Group) -> Finding:
         ),
         location=replace(location(None, Phase.OPTIMIZER, fact.process, group.steps[0]), source=fact.source),
         evidence=evidence_of(group, {}, reason) | {"micro_steps": most},
-        prescriptions=(
-            Prescription(
-                title=f"zero the gradients once per step, in front of the loop: micro-steps that count 1 -> {most}",
-                change={"order": {"from": "zero_grad in each micro-step", "to": "zero_grad once per step"}},
-                predicted={"micro_steps": {"from": 1, "to": most}},
-                snippet="optimizer.zero_grad()\nfor batch in micro_batches:\n"
-                "    (compute_loss(batch) / len(micro_batches)).backward()\noptimizer.step()\n",
-            ),
+        prescription=Prescription(
+            title=f"zero the gradients once per step, in front of the loop: micro-steps that count 1 -> {most}",
+            change={"order": {"from": "zero_grad in each micro-step", "to": "zero_grad once per step"}},
+            predicted={"micro_steps": {"from": 1, "to": most}},
+            snippet="optimizer.zero_grad()\nfor batch in micro_batches:\n"
+            "    (compute_loss(batch) / len(micro_batches)).backward()\noptimizer.step()\n",
         ),
     )
 

@@ -76,14 +76,12 @@ def _finding(
             "last_rate": last,
             "confidence_reason": "the learning rate is recorded on every step",
         },
-        prescriptions=(
-            Prescription(
-                title=f"{advice}: idle steps {len(idle):,} -> 0",
-                change={"schedule": {"from": "per batch", "to": "per epoch"}},
-                predicted={"idle_steps": {"from": len(idle), "to": 0}},
-                snippet="for epoch in range(epochs):\n    for batch in loader:\n        ...\n        optimizer.step()\n"
-                "    scheduler.step()  # or after each batch, with a schedule as long as epochs * len(loader)\n",
-            ),
+        prescription=Prescription(
+            title=f"{advice}: idle steps {len(idle):,} -> 0",
+            change={"schedule": {"from": "per batch", "to": "per epoch"}},
+            predicted={"idle_steps": {"from": len(idle), "to": 0}},
+            snippet="for epoch in range(epochs):\n    for batch in loader:\n        ...\n        optimizer.step()\n"
+            "    scheduler.step()  # or after each batch, with a schedule as long as epochs * len(loader)\n",
         ),
     )
 

@@ -214,7 +214,7 @@ def _finding(view: RunView, narrow: _Narrow, options: Options, moves: Moves | No
         message=message,
         location=tensor_location(key, worst.module_class, "update", Phase.OPTIMIZER, process, step),
         evidence=evidence,
-        prescriptions=(_prescribe(view, narrow, worst.dtype),),
+        prescription=_prescribe(view, narrow, worst.dtype),
     )
 
 

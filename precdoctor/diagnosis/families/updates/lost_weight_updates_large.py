@@ -127,14 +127,12 @@ def still_finding(rule: Rule, view: RunView, still: list[Large], limit: float) -
             "relative_update": {"exp_lo": counts.relative.lo, "exp_hist": counts.relative.counts.tolist()},
             "confidence_reason": "intended updates recomputed from optimizer state",
         },
-        prescriptions=(
-            Prescription(
-                title=f"larger updates: the learning rate, the clipping norm or the factor in front of `{worst.name}` "
-                f"times {factor:.1g}: lost {percent(counts.share)} -> 0 %",
-                change={"update_factor": factor, "parameter": worst.name},
-                predicted={"lost_share": {"from": counts.share, "to": 0.0}},
-                snippet=f"for group in optimizer.param_groups:\n    group['lr'] *= {factor:.1g}\n",
-            ),
+        prescription=Prescription(
+            title=f"larger updates: the learning rate, the clipping norm or the factor in front of `{worst.name}` "
+            f"times {factor:.1g}: lost {percent(counts.share)} -> 0 %",
+            change={"update_factor": factor, "parameter": worst.name},
+            predicted={"lost_share": {"from": counts.share, "to": 0.0}},
+            snippet=f"for group in optimizer.param_groups:\n    group['lr'] *= {factor:.1g}\n",
         ),
     )
 

@@ -149,14 +149,12 @@ def decay_finding(rule: Rule, view: RunView, decay: Decay, shrunk: Mapping[Param
             "shrunk": [{"parameter": p, "rms": rms} for _, p, rms in _most_shrunk(shrunk)],
             "confidence_reason": "the settings are on record, and the weights shrank as the settings predict",
         },
-        prescriptions=(
-            Prescription(
-                title=f"weight decay {decay.weight_decay:g} -> {after:.2g}: a weight remembers {decay.steps:,.0f} -> "
-                f"{longer:,.0f} steps",
-                change={"weight_decay": {"from": decay.weight_decay, "to": after}},
-                predicted={"memory_steps": {"from": decay.steps, "to": longer}},
-                snippet=group_option("weight_decay", f"{after:.2g}"),
-            ),
+        prescription=Prescription(
+            title=f"weight decay {decay.weight_decay:g} -> {after:.2g}: a weight remembers {decay.steps:,.0f} -> "
+            f"{longer:,.0f} steps",
+            change={"weight_decay": {"from": decay.weight_decay, "to": after}},
+            predicted={"memory_steps": {"from": decay.steps, "to": longer}},
+            snippet=group_option("weight_decay", f"{after:.2g}"),
         ),
     )
 
@@ -197,7 +195,7 @@ def penalty_finding(
             ],
             "confidence_reason": "penalty and gradient are known on the same steps, and the weights shrank accordingly",
         },
-        prescriptions=(_weaker_penalty(penalty, max(first for first, _ in ratios.values())),),
+        prescription=_weaker_penalty(penalty, max(first for first, _ in ratios.values())),
     )
 
 

@@ -198,7 +198,7 @@ def _finding(
             **tensor_evidence(row),
             "confidence_reason": "zeros of the moment and of the gradient were counted in the same steps",
         },
-        prescriptions=(_prescribe(view, lost, row, gradient, (stored or row.dtype, added)),),
+        prescription=_prescribe(view, lost, row, gradient, (stored or row.dtype, added)),
     )
 
 

@@ -175,7 +175,7 @@ def rounded_finding(
             ],
             "confidence_reason": "no gradients make such moments; what changed them is not on record",
         },
-        prescriptions=(_prescribe(view, worst, leap),),
+        prescription=_prescribe(view, worst, leap),
     )
 
 

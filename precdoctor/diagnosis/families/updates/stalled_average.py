@@ -206,17 +206,15 @@ def _finding(
             "averages": [{"average": dotted(*p[1:]), "follows": dotted(*t[1:])} for p, t in list(stalled.items())[:16]],
             "confidence_reason": "fingerprints are equal bit for bit, and the weights were written to",
         },
-        prescriptions=(
-            Prescription(
-                title=f"keep the average in FP32: averages that stand still {percent(share)} -> 0 %, "
-                f"+{memory(2 * elements)}",
-                change={"average_dtype": {"from": weight.dtype, "to": "float32"}},
-                predicted={"stalled_share": {"from": share, "to": 0.0}, "extra_bytes": 2 * elements},
-                snippet=(
-                    f"average = {module_expression(place[1])}.float()  # once, before training\n"
-                    "for slow, fast in zip(average.parameters(), student.parameters()):\n"
-                    "    slow.lerp_(fast.float(), 1 - decay)\n"
-                ),
+        prescription=Prescription(
+            title=f"keep the average in FP32: averages that stand still {percent(share)} -> 0 %, "
+            f"+{memory(2 * elements)}",
+            change={"average_dtype": {"from": weight.dtype, "to": "float32"}},
+            predicted={"stalled_share": {"from": share, "to": 0.0}, "extra_bytes": 2 * elements},
+            snippet=(
+                f"average = {module_expression(place[1])}.float()  # once, before training\n"
+                "for slow, fast in zip(average.parameters(), student.parameters()):\n"
+                "    slow.lerp_(fast.float(), 1 - decay)\n"
             ),
         ),
     )
@@ -248,13 +246,11 @@ def _statistics_finding(stalled: Mapping[Parameter, Buffer], options: Options) -
             "statistics": [dotted(*p[1:]) for p in stalled][:16],
             "confidence_reason": "fingerprints are equal bit for bit, and the partner in the same norm changed",
         },
-        prescriptions=(
-            Prescription(
-                title=f"this norm in FP32: half an ulp {half_ulp:.2g} -> {2.0**-24:.2g}, +{memory(extra)}",
-                change={"module": place[1], "buffer_dtype": {"from": buffer.dtype, "to": "float32"}},
-                predicted={"half_ulp": {"from": half_ulp, "to": 2.0**-24}, "extra_bytes": extra},
-                snippet=f"{module_expression(place[1])}.float()  # once, before training; its input may stay narrow\n",
-            ),
+        prescription=Prescription(
+            title=f"this norm in FP32: half an ulp {half_ulp:.2g} -> {2.0**-24:.2g}, +{memory(extra)}",
+            change={"module": place[1], "buffer_dtype": {"from": buffer.dtype, "to": "float32"}},
+            predicted={"half_ulp": {"from": half_ulp, "to": 2.0**-24}, "extra_bytes": extra},
+            snippet=f"{module_expression(place[1])}.float()  # once, before training; its input may stay narrow\n",
         ),
     )
 
@@ -284,16 +280,14 @@ def _count_finding(counts: Mapping[Parameter, Buffer], options: Options) -> Find
             "counts": [dotted(*p[1:]) for p in counts][:16],
             "confidence_reason": "it stays, bit for bit, where a sum of ones stalls; the script could have stopped it",
         },
-        prescriptions=(
-            Prescription(
-                title=f"counts and sums in FP32: stalls at {count.value:,g} -> {2**24:,}, +{memory(extra)}",
-                change={"buffer_dtype": {"from": count.dtype, "to": "float32"}},
-                predicted={"stalls_at": {"from": count.value, "to": 2.0**24}, "extra_bytes": extra},
-                snippet=(
-                    f"statistics = {module_expression(place[1])}\n"
-                    "for name, buffer in statistics.named_buffers(recurse=False):\n"
-                    "    setattr(statistics, name, buffer.float())  # once, before training\n"
-                ),
+        prescription=Prescription(
+            title=f"counts and sums in FP32: stalls at {count.value:,g} -> {2**24:,}, +{memory(extra)}",
+            change={"buffer_dtype": {"from": count.dtype, "to": "float32"}},
+            predicted={"stalls_at": {"from": count.value, "to": 2.0**24}, "extra_bytes": extra},
+            snippet=(
+                f"statistics = {module_expression(place[1])}\n"
+                "for name, buffer in statistics.named_buffers(recurse=False):\n"
+                "    setattr(statistics, name, buffer.float())  # once, before training\n"
             ),
         ),
     )

@@ -169,14 +169,12 @@ def _finding(view: RunView, narrow: _Narrow, beta2: float, limit: float, options
             if narrow.measured is None
             else "the state was recorded and compared with the gradients that went into it",
         },
-        prescriptions=(
-            Prescription(
-                title=f"beta2 {better:.4g} (smallest change), or FP32 weights and moments "
-                f"(+{memory(widened_bytes(view, elements))})",
-                change={"beta2": {"from": beta2, "to": round(better, 6)}},
-                predicted={"decay_of_v_per_step": {"from": 0.0, "to": round(1.0 - better, 6)}},
-                snippet=group_option("betas", f"(group['betas'][0], {better:.4f})"),
-            ),
+        prescription=Prescription(
+            title=f"beta2 {better:.4g} (smallest change), or FP32 weights and moments "
+            f"(+{memory(widened_bytes(view, elements))})",
+            change={"beta2": {"from": beta2, "to": round(better, 6)}},
+            predicted={"decay_of_v_per_step": {"from": 0.0, "to": round(1.0 - better, 6)}},
+            snippet=group_option("betas", f"(group['betas'][0], {better:.4f})"),
         ),
     )
 
