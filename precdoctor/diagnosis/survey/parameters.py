@@ -29,6 +29,12 @@ def parameter_label(place: Parameter) -> str:
     return dotted(module, name)
 
 
+def worst_parameters(name: str, values: Mapping[Parameter, float]) -> list[dict[str, Any]]:
+    """Return the 16 parameters with the largest values for the evidence; ``name``: the key of the value."""
+    ordered = sorted(values.items(), key=lambda item: -item[1])[:16]
+    return [{"parameter": parameter_label(p), name: value} for p, value in ordered]
+
+
 def is_bare(module: str, name: str) -> bool:
     """Return whether the parameter of this name has no module."""
     return not module and _BARE.fullmatch(name) is not None

@@ -16,7 +16,14 @@ from precdoctor.diagnosis.survey.frames import at, groups, histograms, keys, las
 from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.measures import Floats, column, share, unscaling
 from precdoctor.diagnosis.survey.optimizer_states import SCALE_FREE, decay_of, second_moments
-from precdoctor.diagnosis.survey.parameters import ADAM, HALF, adam_groups, groups_of_parameters, parameter_label
+from precdoctor.diagnosis.survey.parameters import (
+    ADAM,
+    HALF,
+    adam_groups,
+    groups_of_parameters,
+    parameter_label,
+    worst_parameters,
+)
 from precdoctor.diagnosis.survey.rows import Key, Parameter, location, number, parameter_in, tensor_evidence, text
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.histogram import ExponentHistogram
@@ -253,10 +260,7 @@ def _finding(
             "gradient_rms": rms,
             "sqrt_v_rms": root.rms if root is not None else None,
             "step_size_factor": factor,
-            "weights": [
-                {"parameter": parameter_label(parameter_in(k)), "below_eps_share": g.share}
-                for k, g in sorted(guilty.items(), key=lambda item: -item[1].share)[:16]
-            ],
+            "weights": worst_parameters("below_eps_share", {parameter_in(k): g.share for k, g in guilty.items()}),
             **tensor_evidence(row),
             "confidence_reason": "gradients and the recorded sqrt(v) were counted against eps"
             if root is not None

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -47,7 +47,7 @@ from precdoctor.diagnosis.survey.frames import (
 from precdoctor.diagnosis.survey.healthy_steps import is_well
 from precdoctor.diagnosis.survey.histories import by_optimizer, newer_half, watched_steps
 from precdoctor.diagnosis.survey.measures import Floats, column
-from precdoctor.diagnosis.survey.parameters import parameter_label
+from precdoctor.diagnosis.survey.parameters import parameter_label, worst_parameters
 from precdoctor.diagnosis.survey.rows import Parameter, tensor_evidence, tensor_location, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 
@@ -291,46 +291,39 @@ def _finding(
     place, weight = max(guilty.items(), key=lambda item: item[1].ratio)
     process, step = weight.last
     row = next((r for r in view.rows(process, step) if r.kind == "update" and r.owner == place), None)
-    parameter = parameter_label(place)
-    limit = options["ratio" if start is None else "early_ratio"]
-    rates = rates_of(view, *weight.middle)
-    diverging = stable_rate_of(view, process)
-    steps, one = plural(weight.ratios.size, "step"), weight.ratios.size == 1
-    behind, measured = start.behind if start is not None else "", weight.rows[:, 2].tolist()
-    subject, which = start_words(view, measured, behind) if start is not None else ("", f"{steps} in the newer half")
+    name, measured, one = parameter_label(place), weight.rows[:, 2].tolist(), weight.ratios.size == 1
+    rates, diverging = rates_of(view, *weight.middle), stable_rate_of(view, process)
+    if start is None:
+        limit, own, harm = options["ratio"], "own", ""
+        which = f"In the median of {plural(weight.ratios.size, 'step')} in the newer half, each step"
+        title = f"each step replaces `{name}` by {weight.ratio:.2g} of itself"
+    else:
+        limit, own, harm = options["early_ratio"], "initial", f" {start.harm}"
+        subject, which = start_words(view, measured, start.behind)
+        which = f"{which[0].upper()}{which[1:]}" if one else f"In the median of {which}, each step"
+        title = f"{subject} {'changes' if one else 'change'} `{name}` by {weight.ratio:.2g} times its initial size"
+        title += "" if one else " each"
     message = (
-        (f"{which[0].upper()}{which[1:]}" if one and start is not None else f"In the median of {which}, each step")
-        + f" changed `{parameter}` by {weight.ratio:.2g} of its "
-        + ("own RMS" if start is None else "initial RMS")
-        + f" (limit {limit:g}; about 1e-3 is usual)"
-        + (f"{rates.words}. " if rates is not None else ". ")
-        + f"{plural(len(guilty), 'weight matrix')} of {total:,} above the limit."
-        + (f" {start.harm}" if start is not None else "")
-        + (f" {diverging.words}" if diverging is not None else "")
+        f"{which} changed `{name}` by {weight.ratio:.2g} of its {own} RMS (limit {limit:g}; about 1e-3 is usual)"
+        f"{rates.words if rates is not None else ''}. {plural(len(guilty), 'weight matrix')} of {total:,} above the "
+        f"limit.{harm}{f' {diverging.words}' if diverging is not None else ''}"
     )
-    evidence: dict[str, Any] = {
-        "update_to_weight": weight.ratio,
-        "limit": limit,
-        "first_steps": measured if start is not None and not behind else None,
-        "lr": rates.measured if rates is not None else None,
-        "warm_up_steps": rates.warm_up if rates is not None else 0,
-        "weights": [
-            {"parameter": parameter_label(p), "update_to_weight": w.ratio}
-            for p, w in sorted(guilty.items(), key=lambda item: -item[1].ratio)[:16]
-        ],
-        "confidence_reason": "weights and updates are recorded as stored",
-    }
-    if diverging is not None:
-        evidence |= diverging.evidence
     return RULE.finding(
         confidence=0.85 if weight.ratios.size >= 8 else 0.7,
-        title=f"{subject} {'changes' if one else 'change'} `{parameter}` by "
-        f"{weight.ratio:.2g} times its initial size{'' if one else ' each'}"
-        if start is not None
-        else f"each step replaces `{parameter}` by {weight.ratio:.2g} of itself",
+        title=title,
         message=message,
         location=tensor_location(place, weight.module_class, "update", Phase.OPTIMIZER, process, step),
-        evidence=evidence | tensor_evidence(row),
+        evidence={
+            "update_to_weight": weight.ratio,
+            "limit": limit,
+            "first_steps": measured if start is not None and not start.behind else None,
+            "lr": rates.measured if rates is not None else None,
+            "warm_up_steps": rates.warm_up if rates is not None else 0,
+            "weights": worst_parameters("update_to_weight", {p: w.ratio for p, w in guilty.items()}),
+            "confidence_reason": "weights and updates are recorded as stored",
+            **(diverging.evidence if diverging is not None else {}),
+            **tensor_evidence(row),
+        },
         prescriptions=(diverging.prescription,)
         if diverging is not None
         else _prescribe(view, process, weight, rates, options, start),
