@@ -279,7 +279,8 @@ def _finding(
         f"`{dotted(*place[1:])}` is {weight.dtype} and was written to on {plural(weight.writes, 'recorded step')} "
         f"(limit {options['min_writes']:g}) without changing a bit, while `{dotted(*twin[1:])}`, of the same shape, "
         f"changed {plural(weights[twin].changes.size, 'time')}: each addend is below half an ulp, "
-        f"{weight.half_ulp:.2g} of an element. {len(stalled):,} of {plural(len(averages), 'averaged tensor')} stand still."
+        f"{weight.half_ulp:.2g} of an element. {len(stalled):,} of {plural(len(averages), 'averaged tensor')} stand "
+        "still."
     )
     return RULE.finding(
         confidence=0.9 if len(averages) > 1 else 0.75,
