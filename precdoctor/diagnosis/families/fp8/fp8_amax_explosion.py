@@ -198,7 +198,7 @@ def _prescribe(view: RunView, growing: _Growing) -> Prescription:
         cure, hot = found if found is not None else (kept_wide(operand), 0.0)
         words = f"share of its blocks that sinks with the amax {percent(1.0)} -> {percent(hot)}"
         predicted = {"sinking_share": {"from": 1.0, "to": hot}}
-    return Prescription(f"{cure.words}: {words}", cure.change, predicted, cure.snippet)
+    return cure.prescription(words, predicted)
 
 
 def _block_cures(view: RunView, operand: Operand) -> Iterator[tuple[Cure, float]]:

@@ -23,20 +23,19 @@ from precdoctor.diagnosis.survey.frames import Ints, Mask, groups, histograms, k
 from precdoctor.diagnosis.survey.measures import column, format_values
 from precdoctor.diagnosis.survey.rows import Key, known_format, number, tensor_evidence, text
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
-from precdoctor.numerics.cast_counts import HistogramTable, cast_counts
 from precdoctor.numerics.formats import Format
-from precdoctor.numerics.fp8_scaling import AmaxSeries, Recipe, scale_series
 from precdoctor.numerics.histogram import ExponentHistogram, Histograms
 from precdoctor.numerics.prediction import TensorStatistics
 
 KIND = "fp8_operand"
-#: Columns of the log that every rule on FP8 operands needs.
-COLUMNS = ("scale", "format", "saturated", "flushed", "amax", "exp_lo", "exp_hist")
 #: Number of examined steps, to bound memory: this many of the newest, and as many spread over the older ones.
 _NEWEST = _SPREAD = 128
 #: Casts per operand on which a full prediction is made, to bound the time; chosen empirically.
 _SPOTS = 3
-_READ = ("module_class", "phase", "dtype", "numel", "amin_nonzero", "sum_sq", *COLUMNS)
+_COLUMNS = (
+    *("module_class", "phase", "dtype", "numel", "amin_nonzero", "sum_sq", "scale", "format", "saturated", "flushed"),
+    *("amax", "exp_lo", "exp_hist"),
+)
 _ROLES = {"input": "input of", "weight": "weight of", "grad_output": "output gradient of"}
 
 Floats = npt.NDArray[np.float64]
@@ -158,22 +157,6 @@ _PER_CAST = tuple(f.name for f in fields(Casts) if f.name not in ("log", "histog
 
 
 @dataclass(frozen=True, eq=False)
-class Replayed:
-    """An operand under a scaling recipe, over its casts of known scale.
-
-    Attributes:
-        scale: scales that the recipe chooses, shape ``(casts,)``.
-        flushed, saturated: shares of the non-zero elements, shape ``(casts,)``.
-        peak: amax times scale over the format's maximum, shape ``(casts,)``.
-    """
-
-    scale: Floats
-    flushed: Floats
-    saturated: Floats
-    peak: Floats
-
-
-@dataclass(frozen=True, eq=False)
 class Operand:
     """One operand over the examined steps.
 
@@ -286,20 +269,8 @@ class Operand:
             rescaled: at the scale of each step's own amax instead of the recorded one.
         """
         target = fmt or self.fmt
-        return Damage.median(
-            [damage(c.statistics, target, _filling_factor(c, target) if rescaled else 1.0) for c in self.spots]
-        )
-
-    def replay(self, recipe: Recipe) -> Replayed:
-        """Replay ``recipe`` over all casts; count flushed and clipped elements of those with a known scale."""
-        known = ~np.isnan(self.casts.amax)
-        casts = self.casts[known]
-        scale = scale_series(AmaxSeries.of(self.casts.amax, self.casts.step), self.fmt, recipe).scale[known]
-        table = HistogramTable.of(casts.histograms.taken(casts.row), casts.peak)
-        counts = cast_counts(table, self.fmt, scale / casts.scale)
-        total = np.maximum(counts.total, 1.0)
-        peak = casts.peak / casts.scale * scale / self.fmt.max
-        return Replayed(scale, counts.flushed / total, counts.saturated / total, peak)
+        factors = [target.max / c.peak if rescaled and c.peak else 1.0 for c in self.spots]
+        return Damage.median([damage(c.statistics, target, f) for c, f in zip(self.spots, factors, strict=True)])
 
     def evidence(self, view: RunView, cast: Cast) -> dict[str, Any]:
         """Return the fixed-shape ``range`` and ``path`` of a finding, the range in the unit of the format.
@@ -311,11 +282,6 @@ class Operand:
         if not mine:
             return {}
         return tensor_evidence(replace(mine[0], dtype=self.fmt.dtype), rows)
-
-
-def _filling_factor(cast: Cast, fmt: Format) -> float:
-    """Multiplier that brings the cast's amax to the format's maximum."""
-    return fmt.max / cast.peak if cast.peak else 1.0
 
 
 def operands(view: RunView) -> Mapping[Key, Operand]:
@@ -332,7 +298,7 @@ def _examined_steps(view: RunView) -> list[int]:
 
 def _read(view: RunView) -> dict[Key, Operand]:
     """Return the operands of all casts in training, without recomputed activations."""
-    frame = view.measured(("non_finite",), (KIND,), columns=_READ, steps=_examined_steps(view))
+    frame = view.measured(("non_finite",), (KIND,), columns=_COLUMNS, steps=_examined_steps(view))
     cast = (frame["phase"] != "recompute") & frame["flushed"].notna() & ~np.isnan(format_values(frame, "max", "format"))
     frame = frame[cast]
     held, tensors = histograms(frame), groups(frame, IDENTITY)

@@ -183,16 +183,14 @@ def _prescriptions(view: RunView, worst: _Outlying, cure: Cure) -> tuple[Prescri
 def _prescribe(worst: _Outlying, cure: Cure, whole: Damage) -> Prescription:
     """Prescribe ``cure`` with its gain for the bulk, because figures of the whole tensor are those of its outliers."""
     bulk, cold = worst.bulk, 1.0 - worst.hot
-    return Prescription(
-        title=f"{cure.words}: flushed {percent(whole.flushed)} -> {percent(cure.damage.flushed)}, SQNR of the rest "
+    return cure.prescription(
+        f"flushed {percent(whole.flushed)} -> {percent(cure.damage.flushed)}, SQNR of the rest "
         f"{bulk.sqnr_db:.1f} -> {bulk.sqnr_db + bulk.lost_db:.1f} dB in {percent(cold)} of the blocks",
-        change=cure.change,
-        predicted={
+        {
             "flushed_share": {"from": whole.flushed, "to": cure.damage.flushed},
             "bulk_sqnr_db": {"from": bulk.sqnr_db, "to": bulk.sqnr_db + bulk.lost_db},
             "share_of_blocks": cold,
         },
-        snippet=cure.snippet,
     )
 
 

@@ -56,6 +56,10 @@ class Cure:
     damage: Damage
     snippet: str
 
+    def prescription(self, effect: str, predicted: Mapping[str, Any]) -> Prescription:
+        """Return the change as a prescription; ``effect``: the predicted effect in words."""
+        return Prescription(f"{self.words}: {effect}", self.change, predicted, self.snippet)
+
 
 def works(damage: Damage, flushed_share: float, lost_db: float) -> bool:
     """Return whether a cast is within both limits: little is flushed, and there is little noise beyond rounding."""
@@ -162,32 +166,23 @@ def kept_wide(operand: Operand, module: str | None = None) -> Cure:
 
 def prescription(cure: Cure, before: Damage) -> Prescription:
     """Return a change as a prescription, with flushed share and SQNR before and after."""
-    after, sqnr = cure.damage, {}
+    after = cure.damage
+    effect = f"flushed {percent(before.flushed)} -> {percent(after.flushed)}"
+    predicted = {
+        "flushed_share": {"from": before.flushed, "to": after.flushed},
+        "saturated_share": {"from": before.saturated, "to": after.saturated},
+    }
     if after.sqnr_db < math.inf:
-        sqnr = {"sqnr_db": {"from": before.sqnr_db, "to": after.sqnr_db}}
-    return Prescription(
-        title=f"{cure.words}: flushed {percent(before.flushed)} -> {percent(after.flushed)}"
-        + (f", SQNR {before.sqnr_db:.1f} -> {after.sqnr_db:.1f} dB" if sqnr else ""),
-        change=cure.change,
-        predicted={
-            "flushed_share": {"from": before.flushed, "to": after.flushed},
-            "saturated_share": {"from": before.saturated, "to": after.saturated},
-            **sqnr,
-        },
-        snippet=cure.snippet,
-    )
+        effect += f", SQNR {before.sqnr_db:.1f} -> {after.sqnr_db:.1f} dB"
+        predicted["sqnr_db"] = {"from": before.sqnr_db, "to": after.sqnr_db}
+    return cure.prescription(effect, predicted)
 
 
 # -- blocks -----------------------------------------------------------------------------------------------------------
 
 
-def blocks_of(view: RunView) -> Mapping[Key, list[Mapping[str, Any]]]:
-    """Per operand a few rows with block histograms, spread over the steps."""
-    return view.remember("fp8-blocks", lambda: _blocks(view))
-
-
 def _blocks(view: RunView) -> dict[Key, list[Mapping[str, Any]]]:
-    """Read the rows with block histograms by operand, without recomputed and all-zero tensors."""
+    """Read a few rows with block histograms by operand, without recomputed and all-zero tensors."""
     columns = [f"block{size}{part}" for size in SIZES for part in ("_hist", "_amax_lo", "_amax_hist")]
     frame = view.measured((), (KIND,), columns=("phase", "amax", *columns), steps=_block_steps(view))
     frame = frame[(frame["phase"] != "recompute") & (frame["amax"] > 0.0)]
@@ -209,7 +204,7 @@ def _block_steps(view: RunView) -> list[int]:
 
 def histograms(view: RunView, operand: Operand, size: int) -> list[tuple[BlockHistogram, float]]:
     """Return block histograms of an operand, each with the tensor's amax; empty if none were recorded."""
-    rows = blocks_of(view).get(operand.key, ())
+    rows = view.remember("fp8-blocks", lambda: _blocks(view)).get(operand.key, ())
     read = ((BlockHistogram.of_row(r, size), float(r["amax"])) for r in rows)
     return [(h, amax) for h, amax in read if h is not None and h.amax.total]
 

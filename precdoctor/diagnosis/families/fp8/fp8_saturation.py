@@ -158,10 +158,6 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
     row = next(r for r in rows if r.key == key)
     largest = format_of_dtype(tensor.dtype).max
     what = "clipped at" if tensor.exact else "exactly at"
-    source = _wide_source(row, rows)
-    binades = tensor.binades
-    if source is not None and source.amax:
-        binades = max(1, math.ceil(math.log2(source.amax * (row.scale or 1.0) / largest)))
     phase = Phase.BACKWARD if row.kind in BACKWARD_KINDS else Phase.FORWARD
     confidence = 0.95 if tensor.exact else 0.8 if tensor.numel >= 4096 else 0.6
     return RULE.finding(
@@ -183,7 +179,7 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
             if tensor.exact
             else "elements at the maximum, above what amax scaling puts there",
         },
-        prescription=_prescribe(row, tensor, binades, source, largest),
+        prescription=_prescribe(row, tensor, _wide_source(row, rows), largest),
     )
 
 
@@ -218,16 +214,14 @@ def _clipped_finding(view: RunView, clipped: Sequence[Operand], options: Options
 
 def _prescribe_amax_scale(operand: Operand, share: float) -> Prescription:
     """Prescribe the scale of the tensor's own amax, with the shares that it clips and flushes."""
-    cure = rescaled(operand)
-    return Prescription(
-        title=f"{cure.words}: clipped {percent(share)} -> {percent(cure.damage.saturated)}, flushed "
-        f"{percent(operand.flushed_share)} -> {percent(cure.damage.flushed)}",
-        change=cure.change,
-        predicted={
+    cure, flushed = rescaled(operand), operand.flushed_share
+    return cure.prescription(
+        f"clipped {percent(share)} -> {percent(cure.damage.saturated)}, flushed {percent(flushed)} -> "
+        f"{percent(cure.damage.flushed)}",
+        {
             "saturated_share": {"from": share, "to": cure.damage.saturated},
-            "flushed_share": {"from": operand.flushed_share, "to": cure.damage.flushed},
+            "flushed_share": {"from": flushed, "to": cure.damage.flushed},
         },
-        snippet=cure.snippet,
     )
 
 
@@ -243,30 +237,27 @@ def _wide_source(row: TensorRow, rows: tuple[TensorRow, ...]) -> TensorRow | Non
     return max(earlier, key=lambda r: r.order or 0, default=None)
 
 
-def _prescribe(row: TensorRow, tensor: _Tensor, binades: int, source: TensorRow | None, largest: float) -> Prescription:
-    """Prescribe the scale that fits the source's amax, else a scale lower by ``binades``."""
-    factor = 2.0**-binades
+def _prescribe(row: TensorRow, tensor: _Tensor, source: TensorRow | None, largest: float) -> Prescription:
+    """Prescribe the scale that fits the source's amax, else a lower scale."""
+    factor = 2.0**-tensor.binades
+    snippet = (
+        f"import torch\n\n"
+        f"scale = {largest!r} / x.abs().amax().clamp_min(1e-12)  # from this tensor, not from a history\n"
+        f"y = (x * scale).clamp(-{largest!r}, {largest!r}).to(torch.{row.dtype})\n"
+    )
     if source is not None and source.amax:
         scale = largest / source.amax
         return Prescription(
             title=f"scale by {scale:.4g} before the cast: its source {source.label} reaches {source.amax:.4g}",
             change={"scale": {"from": row.scale or 1.0, "to": scale}},
             predicted={"saturated_share": {"from": tensor.share, "to": 0.0}},
-            snippet=_snippet(row.dtype, largest),
+            snippet=snippet,
         )
     return Prescription(
-        title=f"lower the scale of this tensor by 2^{binades} (to {factor:g} of what it is)",
+        title=f"lower the scale of this tensor by 2^{tensor.binades} (to {factor:g} of what it is)",
         change={"scale_multiplier": factor},
-        predicted={"at_max_share": {"from": tensor.share, "to": tensor.share * 0.5**binades}},
-        snippet=_snippet(row.dtype, largest),
-    )
-
-
-def _snippet(dtype: str, largest: float) -> str:
-    return (
-        f"import torch\n\n"
-        f"scale = {largest!r} / x.abs().amax().clamp_min(1e-12)  # from this tensor, not from a history\n"
-        f"y = (x * scale).clamp(-{largest!r}, {largest!r}).to(torch.{dtype})\n"
+        predicted={"at_max_share": {"from": tensor.share, "to": tensor.share * factor}},
+        snippet=snippet,
     )
 
 

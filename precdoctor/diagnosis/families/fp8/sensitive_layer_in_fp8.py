@@ -273,23 +273,14 @@ def _finding(view: RunView, judged: Sequence[_Sensitive], options: Options) -> F
 
 
 def _prescribe(worst: _Sensitive) -> Prescription:
-    operand, cost = worst.operand, worst.operand.cost
-    cure = kept_wide(operand, worst.module)
-    if worst.noise is not None and worst.nats is None:
-        return Prescription(
-            title=f"{cure.words}: noise on the results {percent(worst.noise)} -> 0 % of their variance",
-            change=cure.change,
-            predicted={"noise_share": {"from": worst.noise, "to": 0.0}},
-            snippet=cure.snippet,
-        )
-    if worst.nats is None:
-        return prescription(cure, cost)
-    return Prescription(
-        title=f"{cure.words}: noise on the logits {worst.nats:.2g} -> 0 nats",
-        change=cure.change,
-        predicted={"logit_nats": {"from": worst.nats, "to": 0.0}},
-        snippet=cure.snippet,
-    )
+    cure = kept_wide(worst.operand, worst.module)
+    if worst.nats is not None:
+        effect = f"noise on the logits {worst.nats:.2g} -> 0 nats"
+        return cure.prescription(effect, {"logit_nats": {"from": worst.nats, "to": 0.0}})
+    if worst.noise is not None:
+        effect = f"noise on the results {percent(worst.noise)} -> 0 % of their variance"
+        return cure.prescription(effect, {"noise_share": {"from": worst.noise, "to": 0.0}})
+    return prescription(cure, worst.operand.cost)
 
 
 RULE = Rule(

@@ -13,6 +13,7 @@ from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import Casts, Floats, Operand
 from precdoctor.diagnosis.families.fp8.fp8_damage import damage
 from precdoctor.diagnosis.survey.frames import Mask
+from precdoctor.numerics.cast_counts import HistogramTable, cast_counts
 from precdoctor.numerics.fp8_scaling import Amax, AmaxSeries, CurrentScaling, DelayedScaling, Recipe, scale_series
 
 #: Histories that are recognised and proposed; the last is Transformer Engine's default, its tests use 16.
@@ -111,11 +112,14 @@ def _jumped(operand: Operand) -> Mask:
 
 def replayed_effect(operand: Operand, recipe: Recipe, lost_db: float, flushed_share: float) -> ScaleEffect:
     """Return the effect that ``recipe`` would have had, without the first recorded step, whose history is empty."""
-    replayed, casts = operand.replay(recipe), operand.scaled
-    mine = operand.settles[~np.isnan(operand.casts.amax)]
+    casts, mine = operand.scaled, operand.settles & ~np.isnan(operand.casts.amax)
+    scale = scale_series(AmaxSeries.of(operand.casts.amax, operand.casts.step), operand.fmt, recipe).scale[mine]
+    table = HistogramTable.of(casts.histograms.taken(casts.row), casts.peak)
+    counts = cast_counts(table, operand.fmt, scale / casts.scale)
+    total, peaks = np.maximum(counts.total, 1.0), casts.peak / casts.scale * scale / operand.fmt.max
     return _effect(
-        operand, casts, replayed.peak[mine], replayed.scale[mine] / casts.scale, replayed.flushed[mine],
-        replayed.saturated[mine], (lost_db, flushed_share),
+        operand, casts, peaks, scale / casts.scale, counts.flushed / total, counts.saturated / total,
+        (lost_db, flushed_share),
     )  # fmt: skip
 
 
