@@ -25,7 +25,6 @@ from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_recipes import (
 )
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import RunView
-from precdoctor.numerics.fp8_scaling import Recipe
 
 #: Range of the spike's amax times the scale in force, over the format's maximum, in which the spike explains the scale:
 #: room for margins of two binades and for scales rounded to powers of two.
@@ -134,19 +133,16 @@ def _finding(rule: Rule, view: RunView, guilty: Sequence[_Held], options: Option
     )
 
 
-def _better_recipe(held: _Held, options: Options) -> tuple[Recipe, ScaleEffect]:
-    """Return the longest history that flushes on less than half the limit of steps and is stale no more often."""
-    now = recorded_effect(held.operand, options["stale_db"], options["flushed_share"])
+def _prescribe(held: _Held, options: Options) -> Prescription:
+    """Prescribe the longest history that flushes on less than half the limit of steps and is stale no more often."""
+    operand, limits = held.operand, (options["stale_db"], options["flushed_share"])
+    now = recorded_effect(operand, *limits)
 
     def accept(effect: ScaleEffect) -> bool:
         quiet = len(effect.flushing) < 0.5 * options["held_share"] * effect.steps
         return quiet and len(effect.stale) <= len(now.stale)
 
-    return first_accepted(held.operand, shorter(held.longest), accept, options["stale_db"], options["flushed_share"])
-
-
-def _prescribe(held: _Held, options: Options) -> Prescription:
-    operand, (recipe, better) = held.operand, _better_recipe(held, options)
+    recipe, better = first_accepted(operand, shorter(held.longest), accept, *limits)
     return Prescription(
         title=f"scale by {words(recipe)}: steps above the limit {len(held.casts)} -> {len(better.flushing)}, "
         f"stale steps {len(better.stale)}",

@@ -25,7 +25,7 @@ from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_recipes import (
 )
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import RunView
-from precdoctor.numerics.fp8_scaling import DelayedScaling, Recipe
+from precdoctor.numerics.fp8_scaling import DelayedScaling
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,21 +104,16 @@ def _finding(rule: Rule, view: RunView, guilty: Sequence[_Stale], options: Optio
     )
 
 
-def _better_recipe(
-    operand: Operand, present: DelayedScaling | None, effect: ScaleEffect, options: Options
-) -> tuple[Recipe, ScaleEffect]:
-    """Return the smallest change with few stale steps that flushes no more than the limit, or than now."""
+def _prescribe(operand: Operand, present: DelayedScaling | None, effect: ScaleEffect, options: Options) -> Prescription:
+    """Prescribe the smallest change with few stale steps that flushes no more than the limit, or than now."""
     span = int(operand.casts.step[-1] - operand.casts.step[0]) + 1
     room = max(options["flushed_share"], effect.flushed)
 
     def accept(other: ScaleEffect) -> bool:
         return len(other.stale) < options["stale_share"] * other.steps and other.flushed <= room
 
-    return first_accepted(operand, longer(present, span), accept, options["stale_db"], options["flushed_share"])
-
-
-def _prescribe(operand: Operand, present: DelayedScaling | None, effect: ScaleEffect, options: Options) -> Prescription:
-    recipe, better = _better_recipe(operand, present, effect, options)
+    limits = options["stale_db"], options["flushed_share"]
+    recipe, better = first_accepted(operand, longer(present, span), accept, *limits)
     return Prescription(
         title=f"scale by {words(recipe)}: stale steps {len(effect.stale)} -> {len(better.stale)}, flushed "
         f"{percent(effect.flushed)} -> {percent(better.flushed)}",
