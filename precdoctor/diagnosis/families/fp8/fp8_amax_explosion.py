@@ -150,7 +150,9 @@ def _finding(view: RunView, growing: Sequence[_Growing], options: Options) -> Fi
         f"Amax of the {operand.label} ({operand.fmt.dtype}) grows by a factor of {2.0 ** (100.0 * trend.slope):.3g} "
         f"per 100 steps: {first.amax or 0.0:.3g} at step {first.step}, {cast.amax or 0.0:.3g} at step {cast.step}, "
         f"{trend.climbed:.1f} binades over the newest {steps} (limit {options['min_growth']:g}). "
-        f"{_forecast(worst, options)} Affected: {plural(len(growing), 'operand')}."
+        f"Its bulk stays behind: the distance from amax down to the smallest {percent(options['flushed_share'])} is "
+        f"{worst.spread.level:.1f} of the format's {reach(operand.fmt):.1f} binades and full in {left.estimate:,.0f} "
+        f"steps (95 %: {left.interval_words}). Affected: {plural(len(growing), 'operand')}."
     )
     return RULE.finding(
         confidence=0.65 if left.is_wide or trend.is_short else 0.8,
@@ -173,15 +175,6 @@ def _finding(view: RunView, growing: Sequence[_Growing], options: Options) -> Fi
             "confidence_reason": left.reason,
         },
         prescription=_prescribe(view, worst),
-    )
-
-
-def _forecast(growing: _Growing, options: Options) -> str:
-    """State when the bulk is flushed, in a sentence."""
-    return (
-        f"Its bulk stays behind: the distance from amax down to the smallest {percent(options['flushed_share'])} is "
-        f"{growing.spread.level:.1f} of the format's {reach(growing.operand.fmt):.1f} binades and full in "
-        f"{growing.left.estimate:,.0f} steps (95 %: {growing.left.interval_words})."
     )
 
 

@@ -16,6 +16,7 @@ from precdoctor.diagnosis.survey.gradient_underflow import (
     SUBNORMAL_SHARE,
     GradientSeries,
     GradientSurvey,
+    flush_confidence,
     is_harmed,
     lost_channels,
     survey,
@@ -130,7 +131,9 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
         subnormal=SUBNORMAL_SHARE.default / 10.0,  # otherwise PD303 fires on a run with the prescribed scale
     )
     channels = lost_channels(view, key, tensor)
-    confidence, why = _confidence(tensor, row, found)
+    confidence, why = flush_confidence(row, len(found.steps))
+    if tensor.dead:
+        confidence, why = 0.7, "the tensor is zero throughout; the gradient before it was dying"
     message = (
         f"Rounding to {row.dtype} set {percent(tensor.share)} of the gradient of the output of `{row.place}` to zero, "
         f"in the median of {plural(tensor.steps, 'step')} (limit {percent(options['flushed_share'])}). It "
@@ -174,16 +177,6 @@ def _channel_words(lost: float) -> str:
 def _range_words(row: TensorRow, fmt: Format) -> str:
     limit = f"{fmt.name} flushes up to {fmt.flush_limit:.3g}"
     return f"Its largest element is {row.amax:.3g}; {limit}." if row.amax else f"No element survived; {limit}."
-
-
-def _confidence(tensor: GradientSeries, row: TensorRow, gradients: GradientSurvey) -> tuple[float, str]:
-    if tensor.dead:
-        return 0.7, "the tensor is zero throughout; the gradient before it was dying"
-    if row.numel - row.zero < 1000:
-        return 0.6, "fewer than 1,000 elements survive"
-    if len(gradients.steps) < 4:
-        return 0.7, "fewer than four steps were sampled"
-    return 0.9, "the zeros continue the distribution of the survivors at the flush limit"
 
 
 def _check_ops(view: RunView) -> Checked:

@@ -254,8 +254,8 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
             **tensor_evidence(culprit, [r for r in rows if r.kind in _AROUND[culprit.kind]]),
             "confidence_reason": "every element of every recorded gradient was counted",
         },
-        prescriptions=(_freeze_part(row, len(dead)),) if is_part
-        else (_freeze(row.module or row.root, row.module, len(dead)),) if unused
+        prescriptions=(_freeze(row.root, row.module, len(dead), row.name),) if is_part
+        else (_freeze(row.root, row.module, len(dead)),) if unused
         else (let_through(origin, elements),) if origin is not None and not is_negative(origin.output)
         else (revive(_to_revive(dead, origin, blocker, row, rows), row.root, elements),),
     )  # fmt: skip
@@ -278,17 +278,6 @@ def _layer(row: TensorRow) -> tuple[str, str]:
     """FQN of the layer that a weight belongs to, and its name in that layer; parametrizations are resolved."""
     layer, parametrized, name = f".{row.module}".partition(".parametrizations.")
     return (layer[1:], name) if parametrized else (row.module, row.name)
-
-
-def _freeze_part(row: TensorRow, weights: int) -> Prescription:
-    """Feed or freeze one parameter of a layer whose other parameters are trained."""
-    return Prescription(
-        title=f"feed `{dotted(row.module, row.name)}` something other than zeros, or freeze it: weights without "
-        f"gradient {weights} -> 0",
-        change={"module": row.module, "parameter": row.name, "requires_grad": {"from": True, "to": False}},
-        predicted={"weights_without_gradient": {"from": weights, "to": 0}},
-        snippet=f"{module_expression(row.module)}.get_parameter({row.name!r}).requires_grad_(False)\n",
-    )
 
 
 def _gradient_stop(row: TensorRow, blocker: TensorRow | None, rows: Sequence[TensorRow]) -> tuple[str, bool]:
@@ -365,17 +354,21 @@ def _unreached_finding(places: Mapping[Parameter, str], steps: int, options: Opt
             "limit": options["min_steps"],
             "confidence_reason": "its gradient was never recorded, those of other layers of the model were",
         },
-        prescription=_freeze(module or root, module, len(names)),
+        prescription=_freeze(root, module, len(names)),
     )
 
 
-def _freeze(place: str, module: str, weights: int) -> Prescription:
-    """Freeze a module that the loss gives no gradient, or use its output."""
+def _freeze(root: str, module: str, weights: int, name: str = "") -> Prescription:
+    """Freeze a module that the loss gives no gradient, or use its output; or one of its parameters (``name``)."""
+    what, change, target = f"freeze `{module or root}`, or use its output in the loss", {}, module_expression(module)
+    if name:
+        what, change = f"feed `{dotted(module, name)}` something other than zeros, or freeze it", {"parameter": name}
+        target += f".get_parameter({name!r})"
     return Prescription(
-        title=f"freeze `{place}`, or use its output in the loss: weights without gradient {weights} -> 0",
-        change={"module": module, "requires_grad": {"from": True, "to": False}},
+        title=f"{what}: weights without gradient {weights} -> 0",
+        change={"module": module, **change, "requires_grad": {"from": True, "to": False}},
         predicted={"weights_without_gradient": {"from": weights, "to": 0}},
-        snippet=f"{module_expression(module)}.requires_grad_(False)\n",
+        snippet=f"{target}.requires_grad_(False)\n",
     )
 
 

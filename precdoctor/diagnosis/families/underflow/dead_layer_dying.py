@@ -85,14 +85,11 @@ class Death:
 
     Attributes:
         layers: the dead layers; the one nearest the loss comes first.
-        process, step: process and number of the last examined step, whose rows are the evidence.
         losses: mean loss right after the death, and at the end of the run.
         examined: number of examined steps.
     """
 
     layers: Sequence[DeadLayer]
-    process: Process
-    step: int
     losses: tuple[float, float]
     examined: int
 
@@ -132,7 +129,7 @@ def find_death(view: RunView, steps: Sequence[int], limit: float, least: float) 
     losses = _losses_since(view, process, max(d.step for d in layers))
     if losses is None or losses[0] - losses[1] >= _LEARNT * abs(losses[0]):
         return None
-    return Death(layers, process, steps[-1], losses, len(steps))
+    return Death(layers, losses, len(steps))
 
 
 def _zeros(view: RunView, steps: Sequence[int], kinds: Sequence[str]) -> dict[Key, _ZeroHistory]:
@@ -188,8 +185,8 @@ def _losses_since(view: RunView, process: Process, step: int) -> tuple[float, fl
 
 def dying_finding(rule: Rule, view: RunView, death: Death, limit: float) -> Finding:
     """The finding for all layers that died, at the one nearest the loss; ``limit`` is the minimum share of zeros."""
-    worst, rows = death.layers[0], view.rows(death.process, death.step)
-    row, name = worst.row, worst.row.module or worst.row.root
+    worst, row = death.layers[0], death.layers[0].row
+    rows, name = view.rows(row.process, row.step), row.module or row.root
     others = [f"`{d.row.module}` since step {d.step} ({percent(d.gradient)})" for d in death.layers[1:5]]
     batch = max((r.amax or 0.0 for r in rows if r.kind == "batch" and "float" in r.dtype), default=0.0)
     message = (
@@ -207,7 +204,7 @@ def dying_finding(rule: Rule, view: RunView, death: Death, limit: float) -> Find
         title=f"`{name}` died at step {worst.step}: {percent(worst.since)} of the activations after it are zero since, "
         "and the loss has not fallen",
         message=message,
-        location=location(row, Phase.BACKWARD, death.process, death.step),
+        location=location(row, Phase.BACKWARD, row.process, row.step),
         evidence={
             "zero_share": worst.since,
             "zero_share_before": worst.before,
@@ -223,14 +220,14 @@ def dying_finding(rule: Rule, view: RunView, death: Death, limit: float) -> Find
             "confidence_reason": "zeros were counted in activations and gradients"
             + ("" if fully_dead else "; some units still live"),
         },
-        prescriptions=_prescriptions(view, death, worst, batch),
+        prescriptions=_prescriptions(view, worst, batch),
     )
 
 
-def _prescriptions(view: RunView, death: Death, worst: DeadLayer, batch: float) -> tuple[Prescription, ...]:
+def _prescriptions(view: RunView, worst: DeadLayer, batch: float) -> tuple[Prescription, ...]:
     """Divide the inputs if they are large, else lower the learning rate; and use an activation that is flat nowhere."""
     zeros = {"zero_share": {"from": worst.since, "to": worst.before}}
-    earlier = [s for s in view.timeline[death.process] if s.step < worst.step and s.lr]
+    earlier = [s for s in view.timeline[worst.row.process] if s.step < worst.step and s.lr]
     chosen = []
     if batch >= _LARGE_INPUT:
         chosen.append(

@@ -20,6 +20,7 @@ from precdoctor.diagnosis.survey.gradient_underflow import (
     GradientSeries,
     GradientSurvey,
     examined_steps,
+    flush_confidence,
     survey,
     tail_of,
 )
@@ -125,7 +126,7 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
         message += (
             f" The gradient of the module's output reaches {output_gradient.amax:.3g}, so the module's input is small."
         )
-    confidence, why = _confidence(tensor, row.numel - row.zero, len(found.steps))
+    confidence, why = flush_confidence(row, min(tensor.steps, len(found.steps)))
     return RULE.finding(
         severity=Severity.ERROR if tensor.share >= options["error_share"] else Severity.WARNING,
         confidence=confidence,
@@ -152,15 +153,6 @@ def _listed_tensors(shares: Mapping[Key, float]) -> list[dict[str, object]]:
     """The sixteen gradients with the largest flushed share, for the evidence."""
     worst = sorted(shares.items(), key=lambda item: -item[1])[:16]
     return [{"root": k[0], "parameter": dotted(k[1], k[3]), "flushed_share": share} for k, share in worst]
-
-
-def _confidence(tensor: GradientSeries, alive: int, steps: int) -> tuple[float, str]:
-    """Confidence and its reason; ``alive`` is the number of non-zero elements."""
-    if alive < 1000:
-        return 0.6, "fewer than 1,000 elements survive"
-    if tensor.steps < 4 or steps < 4:
-        return 0.7, "fewer than four steps were sampled"
-    return 0.9, "the zeros continue the distribution of the survivors at the flush limit"
 
 
 # -- FP32 gradients on a grid -----------------------------------------------------------------------------------------
