@@ -165,24 +165,22 @@ def _prescriptions(view: RunView, zeros: FlushedZeros, elements: tuple[int, int]
         if room < 1.0:
             return (bfloat16,)
         binades, after = out_of_subnormals(last, room, target=_TARGET_SHARE)
-        before = subnormal_share(last, 0)
-        to = multiplied(scale, binades)
-        scaled = Prescription(
-            title=f"loss scale 2^{round(math.log2(to))}: subnormal in the gradient of `{last.place}` {percent(before)} "
-            f"-> {percent(after)}",
-            change={"loss_scale": {"from": scale, "to": to}},
-            predicted={"subnormal_share": {"from": before, "to": after}, "headroom_binades": round(room - binades, 1)},
-            snippet=snippets.grad_scaler(view.device, to),
-        )
-        return scaled, bfloat16
-    if not zeros.element or zeros.element * scale > FP16.min_normal:
+        to, before = multiplied(scale, binades), subnormal_share(last, 0)
+        effect = f": subnormal in the gradient of `{last.place}` {percent(before)} -> {percent(after)}"
+        predicted = {"subnormal_share": {"from": before, "to": after}, "headroom_binades": round(room - binades, 1)}
+    elif not zeros.element or zeros.element * scale > FP16.min_normal:
         return (bfloat16,)
-    needed = math.ceil(math.log2(FP16.min_normal / zeros.element)) + _MARGIN
+    else:
+        to = 2.0 ** (math.ceil(math.log2(FP16.min_normal / zeros.element)) + _MARGIN)
+        element = f"{zeros.element * to:.2g}"
+        effect = (
+            f", which makes an element of the output's gradient about {element}: dead elements {elements[0]:,} -> 0"
+        )
+        predicted = {"dead_elements": dead}
     scaled = Prescription(
-        title=f"loss scale 2^{needed}, which makes an element of the output's gradient about "
-        f"{zeros.element * 2.0**needed:.2g}: dead elements {elements[0]:,} -> 0",
-        change={"loss_scale": {"from": scale, "to": 2.0**needed}},
-        predicted={"dead_elements": dead},
-        snippet=snippets.grad_scaler(view.device, 2.0**needed),
+        title=f"loss scale 2^{round(math.log2(to))}{effect}",
+        change={"loss_scale": {"from": scale, "to": to}},
+        predicted=predicted,
+        snippet=snippets.grad_scaler(view.device, to),
     )
     return scaled, bfloat16
