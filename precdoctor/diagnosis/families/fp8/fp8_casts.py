@@ -20,6 +20,7 @@ import pandas as pd
 
 from precdoctor.diagnosis.families.fp8.fp8_damage import Damage, damage
 from precdoctor.diagnosis.survey.frames import Ints, Mask, groups, histograms, keys, lasts
+from precdoctor.diagnosis.survey.histories import thinned
 from precdoctor.diagnosis.survey.measures import column, format_values
 from precdoctor.diagnosis.survey.rows import Key, known_format, number, tensor_evidence, text
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
@@ -289,16 +290,10 @@ def operands(view: RunView) -> Mapping[Key, Operand]:
     return view.remember("fp8-operands", lambda: _read(view))
 
 
-def _examined_steps(view: RunView) -> list[int]:
-    """Return the examined steps: the newest, and some evenly spread over the older ones."""
-    steps = list(view.kept_steps)
-    older, newest = steps[:-_NEWEST], steps[-_NEWEST:]
-    return [*older[:: max(1, math.ceil(len(older) / _SPREAD))], *newest]
-
-
 def _read(view: RunView) -> dict[Key, Operand]:
     """Return the operands of all casts in training, without recomputed activations."""
-    frame = view.measured(("non_finite",), (KIND,), columns=_COLUMNS, steps=_examined_steps(view))
+    steps = thinned(view.kept_steps, _NEWEST, _SPREAD)
+    frame = view.measured(("non_finite",), (KIND,), columns=_COLUMNS, steps=steps)
     cast = (frame["phase"] != "recompute") & frame["flushed"].notna() & ~np.isnan(format_values(frame, "max", "format"))
     frame = frame[cast]
     held, tensors = histograms(frame), groups(frame, IDENTITY)

@@ -101,25 +101,16 @@ def check(view: RunView, options: Options) -> Checked:
     if not judged:
         return Checked((), f"{seen_words(found)}: none with one scale per tensor")
     bulks = [(o, b) for o in judged if (b := bulk_of(o)) is not None]
-    hurt = [(o, b) for o, b in bulks if _is_bulk_hurt(view, o, b, options)]
+    few = [(o, b) for o, b in bulks if b.outliers <= options["outlier_share"] and b.lost_db >= options["lost_db"]]
+    hurt = [(o, b) for o, b in few if matters(view, o, b)]
     guilty = [g for o, b in hurt if (g := _outlying(view, o, b, options)) is not None]
     if not guilty:
         worst = max((b.lost_db for o, b in bulks if matters(view, o, b)), default=0.0)
-        unknown = "; their blocks were not recorded" if hurt and not _has_blocks(view, hurt) else ""
+        recorded = any(histograms(view, o, size) for o, _ in hurt for size in SIZES)
+        unknown = "; their blocks were not recorded" if hurt and not recorded else ""
         return Checked((), f"{seen_words(found)}: outliers cost the rest {worst:.1f} dB at most{unknown}")
     guilty.sort(key=lambda g: (-g.bulk.lost_db, g.operand.key))
     return Checked([_finding(view, guilty, options)], f"{len(guilty)} of {seen_words(found)}")
-
-
-def _is_bulk_hurt(view: RunView, operand: Operand, bulk: Bulk, options: Options) -> bool:
-    """Return whether a few outliers cost a bulk that matters more than the limit."""
-    few = bulk.outliers <= options["outlier_share"] and bulk.lost_db >= options["lost_db"]
-    return few and matters(view, operand, bulk)
-
-
-def _has_blocks(view: RunView, hurt: Sequence[tuple[Operand, Bulk]]) -> bool:
-    """Return whether block histograms of any of these operands were recorded."""
-    return any(histograms(view, o, size) for o, _ in hurt for size in SIZES)
 
 
 def _outlying(view: RunView, operand: Operand, bulk: Bulk, options: Options) -> _Outlying | None:

@@ -134,14 +134,12 @@ def _role(view: RunView, operand: Operand) -> tuple[str, str] | None:
     """Return role and module, from the operand's module outwards, by class first, then by name; None without one."""
     root = operand.key[0]
     for module in _ancestors(operand.key[1]):
-        kind = view.module_classes.get((root, module), "")
-        for role, pattern in _CLASSES:
-            if pattern.search(kind):
-                return role, module
-        for role, pattern in _NAMES:
-            if pattern.search(module.rpartition(".")[2]):
-                return role, module
-        if _GATE.search(module.rpartition(".")[2]) and _beside_experts(view, root, module):
+        kind, name = view.module_classes.get((root, module), ""), module.rpartition(".")[2]
+        roles = [r for r, pattern in _CLASSES if pattern.search(kind)]
+        roles += [r for r, pattern in _NAMES if pattern.search(name)]
+        if roles:
+            return roles[0], module
+        if _GATE.search(name) and _beside_experts(view, root, module):
             return "router", module
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -91,9 +91,10 @@ def check(view: RunView, options: Options) -> Checked:
             finding = _finding(starved, own.size, _optimizer_of(view, starved), options)
             return Checked([finding], f"{plural(len(starved), 'step')} without a gradient for the optimizer")
     gradients = _weights_with_gradients(rows)
-    for replaced in filter(None, (_replaced_weights(view, process) for process in view.processes)):
-        if (found := _replaced_finding(replaced, gradients, options)) is not None:
-            return Checked([found], f"{plural(len(replaced.weights), 'weight')} in no optimizer")
+    for process in view.processes:
+        optimizer, weights = _replaced_weights(view, process)
+        if weights and (found := _replaced_finding(process, optimizer, weights, gradients, options)) is not None:
+            return Checked([found], f"{plural(len(weights), 'weight')} in no optimizer")
     if dropped := facts(view, "dropped"):
         checked = check_facts(view, ("dropped",), lambda _: 1.0, lambda g: _dropped_finding(view, g), seen="",
                               keep=lambda g: stands(view, g))  # fmt: skip
@@ -254,17 +255,11 @@ optimizer = torch.optim.AdamW(model.parameters())  # then
 """
 
 
-@dataclass(frozen=True)
-class _ReplacedWeights:
-    """The weights of a process that no optimizer holds, and whose shapes an optimizer's unused parameters have."""
+def _replaced_weights(view: RunView, process: Process) -> tuple[str, frozenset[Parameter]]:
+    """Return an optimizer, and the weights that no optimizer holds and whose shapes its unused parameters have.
 
-    process: Process
-    optimizer: str
-    weights: frozenset[Parameter]
-
-
-def _replaced_weights(view: RunView, process: Process) -> _ReplacedWeights | None:
-    """Return the process's weights of this kind; None if there are none, or the log is too old to tell."""
+    Empty if the process has no such weights, or the log is too old to tell.
+    """
     facts = view.facts(process)
     free: dict[tuple[int, ...], list[Parameter]] = {}
     for root in facts.get("roots") or ():
@@ -276,8 +271,8 @@ def _replaced_weights(view: RunView, process: Process) -> _ReplacedWeights | Non
         unused = Counter(shape for g in optimizer.get("groups") or () for shape in _unused_shapes(g))
         found = frozenset(p for shape, n in unused.items() if len(own := free.get(shape, ())) <= n for p in own)
         if found:
-            return _ReplacedWeights(process, text(optimizer.get("name")), found)
-    return None
+            return text(optimizer.get("name")), found
+    return "", frozenset()
 
 
 def _unused_shapes(group: Mapping[str, Any]) -> list[tuple[int, ...]]:
@@ -286,16 +281,18 @@ def _unused_shapes(group: Mapping[str, Any]) -> list[tuple[int, ...]]:
     return [tuple(shape) for shape in lists if isinstance(shape, list) and all(type(n) is int for n in shape)]
 
 
-def _replaced_finding(replaced: _ReplacedWeights, gradients: pd.DataFrame, options: Options) -> Finding | None:
-    """Return the finding about such weights; None unless they get gradients on enough sampled steps.
+def _replaced_finding(
+    process: Process, optimizer: str, replaced: frozenset[Parameter], gradients: pd.DataFrame, options: Options
+) -> Finding | None:
+    """Return the finding about replaced weights; None unless they get gradients on enough sampled steps.
 
     Args:
-        replaced: of one process.
+        process, optimizer, replaced: as in :func:`_replaced_weights`.
         gradients: one row per step and weight whose gradient, after the backward pass, is not all zeros.
         options: of the rule.
     """
-    rows = gradients[(gradients["rank"] == replaced.process.rank) & (gradients["attempt"] == replaced.process.attempt)]
-    rows = rows[[place in replaced.weights for place in parameters(rows)]]
+    rows = gradients[(gradients["rank"] == process.rank) & (gradients["attempt"] == process.attempt)]
+    rows = rows[[place in replaced for place in parameters(rows)]]
     steps = sorted(set(rows["step"].tolist()))
     if len(steps) < options["min_steps"]:
         return None
@@ -308,18 +305,18 @@ def _replaced_finding(replaced: _ReplacedWeights, gradients: pd.DataFrame, optio
     module = modules.pop() if len(modules) == 1 else ""  # else the whole model is the place
     return RULE.finding(
         confidence=0.95,
-        title=f"no optimizer holds {plural(count, 'weight')} of `{module or root}`, and `{replaced.optimizer}` holds "
+        title=f"no optimizer holds {plural(count, 'weight')} of `{module or root}`, and `{optimizer}` holds "
         "as many of the same shapes that no model has",
         message=(
             f"{named(labels)} got non-zero gradients on {plural(len(steps), 'sampled step')} (limit "
-            f"{options['min_steps']:g}), and no optimizer holds them. `{replaced.optimizer}` holds {count:,} of the "
+            f"{options['min_steps']:g}), and no optimizer holds them. `{optimizer}` holds {count:,} of the "
             "same shapes that belong to no model and had no gradient at its first step. Most likely the parameters "
             "were replaced after the optimizer was made; those in the model stay as they are."
         ),
-        location=tensor_location((root, module), "", "weight_grad", Phase.OPTIMIZER, replaced.process, steps[0]),
+        location=tensor_location((root, module), "", "weight_grad", Phase.OPTIMIZER, process, steps[0]),
         evidence={
             "weights": labels[:16],
-            "optimizer": replaced.optimizer,
+            "optimizer": optimizer,
             "steps": len(steps),
             "limit": options["min_steps"],
             "confidence_reason": "parameters were compared by identity when the log of the process was written",

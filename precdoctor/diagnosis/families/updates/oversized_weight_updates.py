@@ -15,7 +15,7 @@ from precdoctor.diagnosis.claims.relations import anywhere, grown_since, thrown_
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.updates.oversized_weight_updates_decay import (
-    Shrunk,
+    Sized,
     decay_finding,
     penalty_finding,
     strongest_decay,
@@ -112,20 +112,16 @@ _WANDERS = 1.5
 
 
 @dataclass(frozen=True)
-class _Weight:
-    """A weight matrix.
+class _Weight(Sized):
+    """A weight matrix and its updates.
 
     Attributes:
-        first, final: RMS before the first and before the last examined step that recorded the weight.
         ratios: RMS of each update over that of the weight (of the initial weight, for the first steps), by step.
         rows: rank, attempt and step of each ratio, shape ``(ratios, 3)``.
         since: the first examined step that recorded the weight.
     """
 
-    module_class: str
     fan_in: float
-    first: float
-    final: float
     ratios: Floats
     rows: Ints
     since: int
@@ -210,9 +206,7 @@ def _find_decay(view: RunView, options: Options) -> Finding | None:
     if decay is None and penalty is None:
         return None
     sizes = {p: w for p, w in _survey(view, first=int(options["min_steps"])).items() if w.first > 0.0}
-    shrunk = {
-        p: Shrunk(w.module_class, w.first, w.final) for p, w in sizes.items() if w.final <= options["shrunk"] * w.first
-    }
+    shrunk = {p: w for p, w in sizes.items() if w.final <= options["shrunk"] * w.first}
     if not shrunk or 2 * len(shrunk) < len(sizes):
         return None
     if decay is not None:
@@ -280,7 +274,7 @@ def _survey(view: RunView, first: int | None = None, since: int = 0) -> Mapping[
             # A weight that begins at zero has no size that its first updates could be too large for: ratio 0.
             initial, final = float(before[own[0]]), float(before[sized[-1]])
             ratios = update[chosen] / (before[chosen] if first is None else initial or math.inf)
-            found[place] = _Weight(text(module_class), fan_in, initial, final, ratios, at[chosen], int(at[own[0], 2]))
+            found[place] = _Weight(text(module_class), initial, final, fan_in, ratios, at[chosen], int(at[own[0], 2]))
     return found
 
 

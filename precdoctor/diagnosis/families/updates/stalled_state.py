@@ -75,7 +75,7 @@ def check(view: RunView, options: Options) -> Checked:
                 return 0.0
         elif is_optimizers(fact) or (_target(fact) == "weight" and stepped and not _short(fact).endswith("copy")):
             return 0.0
-        share = _share(fact)
+        share = fact.share("stalled", "moved")
         return share if share >= options["share"] else 0.0
 
     def lasts(group: Group) -> bool:
@@ -122,11 +122,6 @@ def _short(fact: Fact) -> str:
     return fact.short.removeprefix("foreach_")
 
 
-def _share(fact: Fact) -> float:
-    """Return the share of elements that kept their bits, among those that FP64 moves."""
-    return fact.share("stalled", "moved")
-
-
 def _decay(fact: Fact, steps: int) -> float:
     """Return the share of a weight that this decay would take away in ``steps`` steps if no write were lost."""
     each = fact.number("move") / fact.number("value") if fact.number("value") > 0 else 0.0
@@ -135,9 +130,8 @@ def _decay(fact: Fact, steps: int) -> float:
 
 def _finding(view: RunView, group: Group, options: Options) -> Finding:
     fact = group.worst
-    dtype, share, missing = text(fact.data.get("dtype")), _share(fact), fact.number("bits_missing")
-    name = text(fact.data.get("name"))
-    state = text(fact.data.get("state"))
+    dtype, name, state = (text(fact.data.get(key)) for key in ("dtype", "name", "state"))
+    share, missing = fact.share("stalled", "moved"), fact.number("bits_missing")
     own = f" (`{state}` of `{name}`)" if state else f" (`{name}`)" if name else ""
     what = _NOUNS.get(_target(fact), "a state") + own
     fmt = known_format(dtype)
