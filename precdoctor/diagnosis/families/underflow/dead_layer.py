@@ -29,7 +29,8 @@ from precdoctor.diagnosis.families.underflow.dead_layer_origin import (
 from precdoctor.diagnosis.families.underflow.dead_layer_saturated import find_saturated_layers, saturated_finding
 from precdoctor.diagnosis.survey.frames import PARAMETER, at, firsts, groups, lasts, parameters
 from precdoctor.diagnosis.survey.histories import watched_steps
-from precdoctor.diagnosis.survey.rows import Parameter, TensorRow, dotted, location, tensor_evidence, text
+from precdoctor.diagnosis.survey.parameters import recorded_parameters
+from precdoctor.diagnosis.survey.rows import Parameter, TensorRow, dotted, location, tensor_evidence
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 PAGE = RulePage(
@@ -180,18 +181,11 @@ def _unreached(view: RunView, gradients: _Gradients, steps: Sequence[int], optio
     runs = Counter(zip(rows["root"], rows["module"], strict=True))
     found: dict[Parameter, str] = {}
     for process in view.processes:
-        for root in view.facts(process).get("roots") or ():
-            name = text(root.get("name"))
-            for p in root.get("parameters") or ():
-                place = (name, text(p.get("module")), text(p.get("name")))
-                if (
-                    p.get("requires_grad")
-                    and len(p.get("shape") or ()) >= 2
-                    and name in trained
-                    and place[:2] not in reached
-                    and runs[place[:2]] >= options["min_steps"]
-                ):
-                    found[place] = view.module_classes.get(place[:2], "")
+        for place, p in recorded_parameters(view, process):
+            layer = place[:2]
+            unreached = place[0] in trained and layer not in reached and runs[layer] >= options["min_steps"]
+            if unreached and p.get("requires_grad") and len(p.get("shape") or ()) >= 2:
+                found[place] = view.module_classes.get(layer, "")
     return found
 
 

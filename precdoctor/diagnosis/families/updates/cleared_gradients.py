@@ -25,7 +25,7 @@ from precdoctor.diagnosis.survey.frames import (
     rows_of,
     step_values,
 )
-from precdoctor.diagnosis.survey.parameters import parameter_label
+from precdoctor.diagnosis.survey.parameters import parameter_label, recorded_parameters
 from precdoctor.diagnosis.survey.rows import Parameter, integer, location, tensor_location, text
 from precdoctor.diagnosis.survey.scans import Group, check_facts, evidence_of, facts, stands
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
@@ -260,14 +260,11 @@ def _replaced_weights(view: RunView, process: Process) -> tuple[str, frozenset[P
 
     Empty if the process has no such weights, or the log is too old to tell.
     """
-    facts = view.facts(process)
     free: dict[tuple[int, ...], list[Parameter]] = {}
-    for root in facts.get("roots") or ():
-        for p in root.get("parameters") or ():
-            if p.get("requires_grad") and p.get("group") is None and p.get("shape") is not None:
-                place = text(root.get("name")), text(p.get("module")), text(p.get("name"))
-                free.setdefault(tuple(p["shape"]), []).append(place)
-    for optimizer in facts.get("optimizers") or ():
+    for place, p in recorded_parameters(view, process):
+        if p.get("requires_grad") and p.get("group") is None and p.get("shape") is not None:
+            free.setdefault(tuple(p["shape"]), []).append(place)
+    for optimizer in view.facts(process).get("optimizers") or ():
         unused = Counter(shape for g in optimizer.get("groups") or () for shape in _unused_shapes(g))
         found = frozenset(p for shape, n in unused.items() if len(own := free.get(shape, ())) <= n for p in own)
         if found:

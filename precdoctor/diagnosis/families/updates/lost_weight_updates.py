@@ -27,7 +27,7 @@ from precdoctor.diagnosis.families.updates.lost_weight_updates_large import (
     still_weights,
 )
 from precdoctor.diagnosis.families.updates.lost_weight_updates_rounding import Moves, Rounding, rounding_of
-from precdoctor.diagnosis.survey.parameters import is_bare
+from precdoctor.diagnosis.survey.parameters import is_bare, recorded_parameters
 from precdoctor.diagnosis.survey.rows import known_format, tensor_location, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.formats import FORMATS, FP32
@@ -161,8 +161,7 @@ def _without_finding(view: RunView, large: int, options: Options) -> Checked:
     dtypes = {
         text(p.get("dtype"))
         for process in view.processes
-        for root in view.facts(process).get("roots") or ()
-        for p in root.get("parameters") or ()
+        for _, p in recorded_parameters(view, process)
         if p.get("requires_grad")
     }
     if dtypes.intersection(_NARROW) and view.trains:
