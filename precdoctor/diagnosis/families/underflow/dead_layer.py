@@ -248,10 +248,9 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
             **tensor_evidence(culprit, [r for r in rows if r.kind in _AROUND[culprit.kind]]),
             "confidence_reason": "every element of every recorded gradient was counted",
         },
-        prescriptions=(_freeze(row.root, row.module, len(dead), row.name),) if is_part
-        else (_freeze(row.root, row.module, len(dead)),) if unused
-        else (let_through(origin, elements),) if origin is not None and not is_negative(origin.output)
-        else (revive(_to_revive(dead, origin, blocker, row, rows), row.root, elements),),
+        prescription=_freeze(row.root, row.module, len(dead), row.name if is_part else "") if unused
+        else let_through(origin, elements) if origin is not None and not is_negative(origin.output)
+        else revive(_to_revive(dead, origin, blocker, row, rows), row.root, elements),
     )  # fmt: skip
 
 

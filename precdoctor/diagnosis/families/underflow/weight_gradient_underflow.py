@@ -14,7 +14,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Se
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.frames import at, finite, firsts, groups, histograms, keys, on_steps, rows_of
+from precdoctor.diagnosis.survey.frames import at, finite, firsts, groups, histograms, keys, on_steps, worst_rows
 from precdoctor.diagnosis.survey.gradient_underflow import (
     FLUSH_OPTIONS,
     GradientSeries,
@@ -222,7 +222,7 @@ def _gridded_series(rows: pd.DataFrame) -> dict[Key, _GriddedSeries]:
     shares = tails.total / (tails.total + column(rows, "numel") - column(rows, "zero"))
     rows = rows.assign(share=shares, lost=tails.mass / (magnitudes(shifted) + tails.mass))
     ids = groups(rows, IDENTITY)
-    first, worst = rows.iloc[firsts(ids)], rows.iloc[[own[0] for own in rows_of(ids, -shares)]]
+    first, worst = rows.iloc[firsts(ids)], rows.iloc[worst_rows(ids, shares)]
     medians = rows[["share", "lost"]].groupby(ids).median().to_numpy().tolist()
     columns = zip(keys(first), first["grid"], np.bincount(ids).tolist(), medians, at(worst), strict=True)
     return {key: _GriddedSeries(own, steps, share, lost, of) for key, own, steps, (share, lost), of in columns}
