@@ -209,7 +209,7 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
     blocker = _blocker(rows, dead)
     elements = sum(g.numel for g in dead.values())
     parameters = [dotted(m, n) for _, m, n in dead]
-    zeros = find_flushed_zeros(view, process, step, frozenset(dead)) if blocker is None else None
+    zeros = find_flushed_zeros(view, row) if blocker is None else None
     if zeros is not None:
         parts = elements, sum(g.numel for g in every.values())
         return flushed_finding(RULE, view, zeros, parameters, parts, (steps, all_steps), options["min_steps"])

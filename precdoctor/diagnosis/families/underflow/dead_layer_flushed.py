@@ -19,14 +19,8 @@ from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import named, percent, plural
 from precdoctor.diagnosis.survey.gradient_underflow import FINE_BITS, MARGIN_BINADES
 from precdoctor.diagnosis.survey.harm import mean_bits
-from precdoctor.diagnosis.survey.rows import (
-    Parameter,
-    TensorRow,
-    gradient_evidence,
-    location,
-    range_evidence,
-)
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.rows import TensorRow, gradient_evidence, location, range_evidence
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP16
 
 #: Share of the elements of all weight matrices from which the finding is an error: that is more than one layer.
@@ -60,16 +54,13 @@ class FlushedZeros:
         return self.first.scale or 1.0
 
 
-def find_flushed_zeros(view: RunView, process: Process, step: int, dead: frozenset[Parameter]) -> FlushedZeros | None:
-    """The place at which FP16 flushed the gradients of the weights ``dead``; None if something else made them zero."""
-    rows = view.rows(process, step)
-    facts = view.step_facts(process, step)
+def find_flushed_zeros(view: RunView, first: TensorRow) -> FlushedZeros | None:
+    """The place at which FP16 flushed the weight gradients from ``first`` on; None if something else made them zero."""
+    rows = view.rows(first.process, first.step)
+    facts = view.step_facts(first.process, first.step)
     gradients = [r for r in rows if r.kind == "grad_output" and r.order is not None and r.phase != "recompute"]
     narrow = any(r.dtype == FP16.dtype for r in gradients)
     if not narrow and (facts is None or facts.autocast_dtype != FP16.dtype):
-        return None
-    first = next((r for r in rows if r.kind == "weight_grad" and r.owner in dead), None)
-    if first is None:
         return None
     alive = [r for r in gradients if r.zero < r.numel]
     last = max((r for r in alive if r.position < first.position), key=lambda r: r.position, default=None)
