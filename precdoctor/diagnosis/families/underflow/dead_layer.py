@@ -213,8 +213,8 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
     if zeros is not None:
         parts = elements, sum(g.numel for g in every.values())
         return flushed_finding(RULE, view, zeros, parameters, parts, (steps, all_steps), options["min_steps"])
-    why, unused = _gradient_stop(row, blocker, rows)
-    origin = None if unused or _layer(row)[1].startswith("weight_hh") else find_zero_origin(rows, blocker or row)
+    (why, unused), name = _gradient_stop(row, blocker, rows), _layer(row)[1]
+    origin = None if unused or name.startswith("weight_hh") else find_zero_origin(rows, blocker or row)
     culprit = origin.output if origin is not None else blocker or row
     why = origin.words(view) if origin is not None else why
     message = (
@@ -224,9 +224,8 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
         f"matrices get no gradient. {why}"
     )
     is_part = culprit is row and not unused and _trains_otherwise(row, rows)
-    name = _layer(row)[1]
-    recurrent, reverse = is_part and name.startswith("weight_hh"), name.endswith("_reverse")
-    short = recurrent and not reverse
+    recurrent = is_part and name.startswith("weight_hh")
+    short = recurrent and not name.endswith("_reverse")
     if is_part:
         message += _SHORT_WORDS if short else _REVERSE_WORDS if recurrent else _PART_WORDS
     who = f"`{dotted(row.module, row.name) if is_part else culprit.module or culprit.root}`"

@@ -76,7 +76,8 @@ def check(view: RunView, options: Options) -> Checked:
     if view.partial_modules:
         return Checked.not_applicable("modules were left out of the recording")
     rows = _rows(view)
-    steps = _steps(rows)
+    gradients = _weights_with_gradients(rows)
+    steps = _steps(rows, gradients)
     emptied = steps["zeros"] | steps["emptied"]
     given_none = (~steps["fed"] & (emptied | (steps["weights"] <= steps["held"]))).to_numpy()
     for alike in (("rank", "attempt"), ("rank", "attempt", "optimizer")):
@@ -90,16 +91,14 @@ def check(view: RunView, options: Options) -> Checked:
                 continue
             finding = _finding(starved, own.size, _optimizer_of(view, starved), options)
             return Checked([finding], f"{plural(len(starved), 'step')} without a gradient for the optimizer")
-    gradients = _weights_with_gradients(rows)
     for process in view.processes:
         optimizer, weights = _replaced_weights(view, process)
         if weights and (found := _replaced_finding(process, optimizer, weights, gradients, options)) is not None:
             return Checked([found], f"{plural(len(weights), 'weight')} in no optimizer")
-    if dropped := facts(view, "dropped"):
-        checked = check_facts(view, ("dropped",), lambda _: 1.0, lambda g: _dropped_finding(view, g), seen="",
-                              keep=lambda g: stands(view, g))  # fmt: skip
-        if checked.findings:
-            return Checked(checked.findings, f"{plural(len(dropped), 'scan')} saw gradients dropped")
+    dropped = check_facts(view, ("dropped",), lambda _: 1.0, lambda g: _dropped_finding(view, g), seen="",
+                          keep=lambda g: stands(view, g))  # fmt: skip
+    if dropped.findings:
+        return Checked(dropped.findings, f"{plural(len(facts(view, 'dropped')), 'scan')} saw gradients dropped")
     if steps.empty:
         return Checked.not_applicable("no sampled step made a weight gradient")
     return Checked((), f"the optimizer got gradients on {plural(len(steps), 'step')}, or the weights moved")
@@ -133,13 +132,12 @@ def _rows(view: RunView) -> pd.DataFrame:
     return stepped
 
 
-def _steps(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per process and step on which the backward pass left a non-zero weight gradient.
+def _steps(rows: pd.DataFrame, made: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per process and step of ``made``, the weight gradients that the backward pass left non-zero.
 
     Added columns: ``weights``, the number of weights with such a gradient; ``fed``, whether a gradient given to the
     optimizer, or an update, is not zero; ``emptied``, see :func:`_emptied_steps`.
     """
-    made = _weights_with_gradients(rows)
     given = rows[rows["alive"] & rows["kind"].isin(["weight_grad_step", "update"]) & ~rows["zeros"]]
     ids, fed = groups(made, AT), on_steps(made, set(at(given.iloc[firsts(groups(given, AT))])))
     emptied = on_steps(made, _emptied_steps(rows, made))
