@@ -22,22 +22,8 @@ from precdoctor.diagnosis.survey.gradient_underflow import (
     survey,
     tail_of,
 )
-from precdoctor.diagnosis.survey.rows import (
-    Key,
-    TensorRow,
-    known_format,
-    location,
-    path_evidence,
-    range_evidence,
-    text,
-)
-from precdoctor.diagnosis.survey.scans import (
-    Fact,
-    Group,
-    check_facts,
-    evidence_of,
-    locate,
-)
+from precdoctor.diagnosis.survey.rows import Key, TensorRow, known_format, location, path_evidence, range_evidence, text
+from precdoctor.diagnosis.survey.scans import Fact, Group, check_facts, evidence_of, locate
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import Format
 

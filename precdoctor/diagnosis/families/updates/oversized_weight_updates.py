@@ -33,17 +33,7 @@ from precdoctor.diagnosis.families.updates.oversized_weight_updates_rates import
     start_words,
     warmed_up,
 )
-from precdoctor.diagnosis.survey.frames import (
-    AT,
-    PARAMETER,
-    Ints,
-    by_kind,
-    finite,
-    firsts,
-    groups,
-    parameters,
-    rows_of,
-)
+from precdoctor.diagnosis.survey.frames import AT, PARAMETER, Ints, by_kind, finite, firsts, groups, parameters, rows_of
 from precdoctor.diagnosis.survey.healthy_steps import is_well
 from precdoctor.diagnosis.survey.histories import by_optimizer, newer_half, watched_steps
 from precdoctor.diagnosis.survey.measures import Floats, column

@@ -11,14 +11,7 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption,
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.parameters import count_of
 from precdoctor.diagnosis.survey.rows import known_format, text
-from precdoctor.diagnosis.survey.scans import (
-    Fact,
-    Group,
-    check_facts,
-    is_optimizers,
-    place_finding,
-    scans,
-)
+from precdoctor.diagnosis.survey.scans import Fact, Group, check_facts, is_optimizers, place_finding, scans
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32
 
