@@ -23,13 +23,12 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     scale_words,
     seen_words,
 )
-from precdoctor.diagnosis.survey.frames import at, firsts, groups, histograms, keys, rows_of, worst_rows
+from precdoctor.diagnosis.survey.frames import at, firsts, groups, keys, rows_of, worst_rows
 from precdoctor.diagnosis.survey.measures import Floats
 from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, Key, TensorRow, tensor_evidence
 from precdoctor.diagnosis.survey.rows import location as location_of
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.formats import FORMATS, format_of_dtype
-from precdoctor.numerics.histogram import ExponentHistogram
 
 PAGE = RulePage(
     finds="""
@@ -66,7 +65,7 @@ block, 0.6 below 4,096 elements.
 
 _KINDS = ("input", "output", "grad_output", "weight", "weight_grad", "buffer")
 _FLOAT8 = tuple(f.dtype for f in FORMATS.values() if f.dtype.startswith("float8"))
-_COLUMNS = ("dtype", "numel", "at_max", "saturated", "exp_lo", "exp_hist")
+_COLUMNS = ("dtype", "numel", "at_max", "saturated")
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,8 +84,6 @@ class _Tensor:
     shares: Floats
     worst: tuple[Process, int]
     worst_share: float
-    #: Binades by which the scale must come down on the worst step, from the histogram.
-    binades: int
 
     @property
     def share(self) -> float:
@@ -127,29 +124,26 @@ def _survey(view: RunView, options: Options) -> tuple[dict[Key, _Tensor], set[in
     shares = frame["saturated_share"].fillna(frame["at_max_share"]).to_numpy()
     ids = groups(frame, IDENTITY)
     first, worst = frame.iloc[firsts(ids)], worst_rows(ids, shares)
-    described = zip(first["dtype"], first["saturated"].notna(), first["numel"], rows_of(ids), worst, strict=True)
-    tensors = {}
-    for key, (dtype, exact, numel, rows, at_worst) in zip(keys(first), described, strict=True):
-        row = frame.iloc[[at_worst]]
-        allowed = options["at_max_share"] * int(row["numel"].iloc[0])
-        down = _binades_down(histograms(row).row(0), int(row["at_max"].iloc[0]), allowed)
-        tensors[key] = _Tensor(dtype, exact, int(numel), shares[rows], at(row)[0], float(shares[at_worst]), down)
+    own_shares = (shares[rows] for rows in rows_of(ids))
+    columns = zip(first["dtype"], first["saturated"].notna(), first["numel"], own_shares, at(frame.iloc[worst]),
+                  shares[worst].tolist(), strict=True)  # fmt: skip
+    tensors = {key: _Tensor(*values) for key, values in zip(keys(first), columns, strict=True)}
     return tensors, set(frame["step"].unique().tolist())
 
 
-def _binades_down(histogram: ExponentHistogram, at_max: int, allowed: float) -> int:
-    """Binades by which the scale must fall until fewer than ``allowed`` elements clip.
+def _binades_down(row: TensorRow, allowed_share: float) -> int:
+    """Binades by which the scale must fall until a smaller share of the elements than ``allowed_share`` clips.
 
     Clipped magnitudes are not recorded. The tail is continued geometrically by the ratio of the two full binades below
     the top one, or by a half per binade if it does not fall that fast.
     """
-    counts = histogram.trimmed().counts
+    counts, allowed = row.histogram.trimmed().counts, allowed_share * row.numel
     ratio = 0.5
     if counts.size >= 3 and counts[-2] > 0 and counts[-3] > 0:
         ratio = min(0.5, float(counts[-2]) / float(counts[-3]))
-    if at_max <= allowed:
+    if row.at_max <= allowed:
         return 1
-    return max(1, math.ceil(math.log(allowed / at_max) / math.log(ratio)))
+    return max(1, math.ceil(math.log(allowed / row.at_max) / math.log(ratio)))
 
 
 def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Options, guilty: int) -> Finding:
@@ -179,7 +173,7 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
             if tensor.exact
             else "elements at the maximum, above what amax scaling puts there",
         },
-        prescription=_prescribe(row, tensor, _wide_source(row, rows), largest),
+        prescription=_prescribe(row, tensor, _wide_source(row, rows), options),
     )
 
 
@@ -237,9 +231,9 @@ def _wide_source(row: TensorRow, rows: tuple[TensorRow, ...]) -> TensorRow | Non
     return max(earlier, key=lambda r: r.order or 0, default=None)
 
 
-def _prescribe(row: TensorRow, tensor: _Tensor, source: TensorRow | None, largest: float) -> Prescription:
+def _prescribe(row: TensorRow, tensor: _Tensor, source: TensorRow | None, options: Options) -> Prescription:
     """Prescribe the scale that fits the source's amax, else a lower scale."""
-    factor = 2.0**-tensor.binades
+    largest = format_of_dtype(tensor.dtype).max
     snippet = (
         f"import torch\n\n"
         f"scale = {largest!r} / x.abs().amax().clamp_min(1e-12)  # from this tensor, not from a history\n"
@@ -253,8 +247,10 @@ def _prescribe(row: TensorRow, tensor: _Tensor, source: TensorRow | None, larges
             predicted={"saturated_share": {"from": tensor.share, "to": 0.0}},
             snippet=snippet,
         )
+    binades = _binades_down(row, options["at_max_share"])
+    factor = 2.0**-binades
     return Prescription(
-        title=f"lower the scale of this tensor by 2^{tensor.binades} (to {factor:g} of what it is)",
+        title=f"lower the scale of this tensor by 2^{binades} (to {factor:g} of what it is)",
         change={"scale_multiplier": factor},
         predicted={"at_max_share": {"from": tensor.share, "to": tensor.share * factor}},
         snippet=snippet,

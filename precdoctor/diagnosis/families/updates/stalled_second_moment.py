@@ -117,15 +117,12 @@ def _half_ulp(dtype: str) -> float:
 
 def _norm_fall(view: RunView) -> tuple[float, float, float]:
     """Return peak and present norm of the optimizer whose gradient norm fell most, and their ratio (1 if unknown)."""
-    best = (0.0, 0.0, 1.0)
+    falls = [(0.0, 0.0, 1.0)]
     for steps in by_optimizer(view).values():
         norms = [s.grad_norm for s in steps if s.grad_norm and not s.skipped]
-        if len(norms) < 8:
-            continue
-        peak, present = max(norms), median(norms[-8:])
-        if present > 0.0 and peak / present > best[2]:
-            best = (peak, present, peak / present)
-    return best
+        if len(norms) >= 8 and (present := median(norms[-8:])) > 0.0:
+            falls.append((max(norms), present, max(norms) / present))
+    return max(falls, key=lambda fall: fall[2])
 
 
 def _finding(view: RunView, narrow: _Narrow, beta2: float, limit: float, options: Options) -> Finding:
