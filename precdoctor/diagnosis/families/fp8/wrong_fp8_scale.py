@@ -17,10 +17,9 @@ from precdoctor.diagnosis.claims.relations import (
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.families.fp8.fp8_casts import operands
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import FLUSHED_SHARE, LOST_DB, MIN_ELEMENTS, seen_words
-from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_held_down import held_down
+from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_history import held_down, stale
 from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_invalid import invalid_amax
 from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_left_in import left_in
-from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_stale import stale
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
