@@ -68,7 +68,7 @@ def _bulk(cast: Cast, fmt: Format) -> Bulk | None:
     kept = cut(histogram) - histogram.lo + 1
     if kept >= histogram.counts.size or not cast.peak:
         return None
-    bulk = ExponentHistogram(histogram.lo, histogram.counts[:kept]).trimmed()
+    bulk = histogram[: histogram.lo + kept]
     mass, statistics = masses(histogram), TensorStatistics(bulk)
     top = 2.0 ** (bulk.lo + bulk.counts.size)
     shared = damage(statistics, fmt, fmt.max / cast.peak)
@@ -143,13 +143,9 @@ def matters(view: RunView, operand: Operand, bulk: Bulk) -> bool:
 
 def hot_blocks(histogram: BlockHistogram, last_bin: int) -> float:
     """Share of the blocks with an outlier: their amax lies above ``last_bin``."""
-    trimmed = histogram.amax.trimmed()
-    bins = trimmed.lo + np.arange(trimmed.counts.size)
-    return float(trimmed.counts[bins > last_bin].sum() / max(trimmed.total, 1))
+    return histogram.amax[last_bin + 1 :].total / max(histogram.amax.total, 1)
 
 
 def dead_blocks(histogram: BlockHistogram, fmt: Format) -> float:
     """Share of the non-zero blocks that lose every element: their amax, as cast, is flushed."""
-    trimmed = histogram.amax.trimmed()
-    upper = np.exp2(trimmed.lo + 1.0 + np.arange(trimmed.counts.size))
-    return float(trimmed.counts[upper <= fmt.flush_limit].sum() / max(trimmed.total, 1))
+    return histogram.amax.flushed(fmt).low / max(histogram.amax.total, 1)
