@@ -118,14 +118,12 @@ class _Eps:
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the weight whose gradient is damped most."""
-    eps_values = [e for g in adam_groups(view) if (e := number(g.get("eps"))) is not None and e > 0.0]
+    eps_values = [e for g in adam_groups(view) if (e := number(g.get("eps")) or 0.0) > 0.0]
     others = {text(o.get("class")) for o in view.optimizers} - set(ADAM)
     if not eps_values or others & set(SCALE_FREE):
         return Checked.not_applicable("Adam and AdamW train no weight, or an optimizer like them trains others")
     known = groups_of_parameters(view)
-    of = {
-        p: e for p, (kind, g) in known.items() if kind in ADAM and (e := number(g.get("eps"))) is not None and e > 0.0
-    }
+    of = {p: e for p, (kind, g) in known.items() if kind in ADAM and (e := number(g.get("eps")) or 0.0) > 0.0}
     eps = _Eps(of, min(eps_values), max(eps_values))
     gradients, roots = _weight_gradients(view, eps, options), _recorded_roots(view, eps, options)
     if others:  # as Muon for the matrices, AdamW for the rest: only AdamW's parameters have a second moment
