@@ -75,7 +75,7 @@ class _Tensor:
     Attributes:
         exact: clipped elements were counted at the cast; otherwise elements exactly at the maximum stand in.
         shares: share of clipped elements, or of elements at the maximum, on each step.
-        worst, worst_share: process and step of the largest share, and that share.
+        worst: process and step of the largest share.
     """
 
     dtype: str
@@ -83,7 +83,6 @@ class _Tensor:
     numel: int
     shares: Floats
     worst: tuple[Process, int]
-    worst_share: float
 
     @property
     def share(self) -> float:
@@ -124,9 +123,8 @@ def _survey(view: RunView, options: Options) -> tuple[dict[Key, _Tensor], set[in
     shares = frame["saturated_share"].fillna(frame["at_max_share"]).to_numpy()
     ids = groups(frame, IDENTITY)
     first, worst = frame.iloc[firsts(ids)], worst_rows(ids, shares)
-    own_shares = (shares[rows] for rows in rows_of(ids))
-    columns = zip(first["dtype"], first["saturated"].notna(), first["numel"], own_shares, at(frame.iloc[worst]),
-                  shares[worst].tolist(), strict=True)  # fmt: skip
+    own_shares, exact = (shares[rows] for rows in rows_of(ids)), first["saturated"].notna()
+    columns = zip(first["dtype"], exact, first["numel"], own_shares, at(frame.iloc[worst]), strict=True)
     tensors = {key: _Tensor(*values) for key, values in zip(keys(first), columns, strict=True)}
     return tensors, set(frame["step"].unique().tolist())
 
@@ -160,7 +158,7 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
         title=f"{percent(tensor.share)} of {row.label} is {what} the maximum of {tensor.dtype}, {largest:g}",
         message=f"{percent(tensor.share)} of the elements of {row.label} ({row.dtype}) are {what} {largest:g} in the "
         f"median of {plural(len(tensor.shares), 'step')}, limit {percent(limit)}; "
-        f"{percent(tensor.worst_share)} at step {step}. "
+        f"{percent(np.nanmax(tensor.shares))} at step {step}. "
         f"Larger values silently became equal. {plural(guilty, 'tensor')} above the limit.",
         location=location_of(row, phase, process, step),
         evidence={
