@@ -19,12 +19,10 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     MIN_ELEMENTS,
     Cure,
     histograms,
-    history,
     in_blocks,
     in_e5m2,
     kept_wide,
     listed,
-    location,
     seen_words,
 )
 from precdoctor.diagnosis.survey.trends import Forecast, Trend, fit
@@ -159,7 +157,7 @@ def _finding(view: RunView, growing: Sequence[_Growing], options: Options) -> Fi
         title=f"amax of the {operand.label} grows {100.0 * trend.slope:.2g} binades per 100 steps: its bulk is flushed "
         f"in about {left.estimate:,.0f} steps",
         message=message,
-        location=location(operand, cast),
+        location=operand.location(cast),
         evidence={
             "binades_per_100_steps": 100.0 * trend.slope,
             "slope_interval": [100.0 * trend.low, 100.0 * trend.high],
@@ -169,7 +167,7 @@ def _finding(view: RunView, growing: Sequence[_Growing], options: Options) -> Fi
             "steps_to_flush_interval": [left.low, left.high],
             "range_binades": reach(operand.fmt),
             "points_fitted": trend.points,
-            "history": history(operand, casts),
+            "history": operand.history(casts),
             "tensors": listed((g.operand for g in growing), lambda o: {"amax": float(o.scaled.amax[-1])}),
             **operand.evidence(view, cast),
             "confidence_reason": left.reason,

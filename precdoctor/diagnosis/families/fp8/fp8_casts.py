@@ -12,17 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
+from statistics import median
 from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from precdoctor.diagnosis.claims.finding import Location, Phase
 from precdoctor.diagnosis.families.fp8.fp8_damage import Damage, damage
 from precdoctor.diagnosis.survey.frames import Ints, Mask, groups, histograms, keys, lasts
 from precdoctor.diagnosis.survey.histories import thinned
 from precdoctor.diagnosis.survey.measures import column, format_values
-from precdoctor.diagnosis.survey.rows import Key, known_format, number, tensor_evidence, text
+from precdoctor.diagnosis.survey.rows import Key, known_format, number, tensor_evidence, tensor_location, text
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import ExponentHistogram, Histograms
@@ -33,6 +35,8 @@ KIND = "fp8_operand"
 _NEWEST = _SPREAD = 128
 #: Casts per operand on which a full prediction is made, to bound the time; chosen empirically.
 _SPOTS = 3
+#: Points of a history in the evidence; a plot needs no more.
+_SHOWN = 64
 _COLUMNS = (
     *("module_class", "phase", "dtype", "numel", "amin_nonzero", "sum_sq", "scale", "format", "saturated", "flushed"),
     *("amax", "exp_lo", "exp_hist"),
@@ -69,6 +73,13 @@ class Cast:
     alive: int
     saturated_share: float
     non_finite: int
+
+    @property
+    def scale_words(self) -> str:
+        """Amax before and after scaling, as a clause."""
+        if self.scale is None:
+            return f"values up to {self.peak:.3g} reach the cast, at a scale that is not in the log"
+        return f"amax {self.amax or 0.0:.3g} times the scale {self.scale:.3g} is {self.peak:.3g}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,6 +242,18 @@ class Operand:
         """Whether every settled cast has one known scale for the whole tensor."""
         return bool(self.settled) and not np.isnan(self.settled.scale).any()
 
+    @property
+    def padding(self) -> float:
+        """Binades between amax times scale and the format's maximum, median over steps; negative if it clips."""
+        return median(map(self.fmt.headroom, self.settled.peak.tolist()))
+
+    @property
+    def confidence(self) -> tuple[float, str]:
+        """Confidence of a finding about exact counts over steps, and its reason."""
+        if len(self.settled) < 4:
+            return 0.7, "counted exactly, on fewer than four steps"
+        return 0.9, "flushed and clipped elements were counted at the cast"
+
     @cached_property
     def spots(self) -> tuple[Cast, ...]:
         """A few settled casts, evenly spread: those on which full predictions are made."""
@@ -272,6 +295,16 @@ class Operand:
         target = fmt or self.fmt
         factors = [target.max / c.peak if rescaled and c.peak else 1.0 for c in self.spots]
         return Damage.median([damage(c.statistics, target, f) for c, f in zip(self.spots, factors, strict=True)])
+
+    def location(self, cast: Cast) -> Location:
+        """Location of a cast."""
+        phase = Phase.BACKWARD if self.gradient else Phase.FORWARD
+        return tensor_location(self.key, self.module_class, self.key[2], phase, cast.process, cast.step)
+
+    def history(self, casts: Casts) -> list[dict[str, Any]]:
+        """The fixed-shape ``history`` of a finding: amax before scaling, headroom after it; including the last cast."""
+        shown = casts[:: -max(1, -(-len(casts) // _SHOWN))][::-1]
+        return [{"step": c.step, "amax": c.amax, "headroom_binades": self.fmt.headroom(c.peak)} for c in shown]
 
     def evidence(self, view: RunView, cast: Cast) -> dict[str, Any]:
         """Return the fixed-shape ``range`` and ``path`` of a finding, the range in the unit of the format.

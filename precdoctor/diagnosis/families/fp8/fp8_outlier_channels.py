@@ -31,8 +31,6 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     in_blocks,
     kept_wide,
     listed,
-    location,
-    prescription,
     seen_words,
     smoothed,
 )
@@ -139,7 +137,7 @@ def _finding(view: RunView, guilty: Sequence[_Outlying], options: Options) -> Fi
         f"and {percent(bulk.flushed)} of it becomes zero; it holds {percent(bulk.magnitude)} of the sum of magnitudes. "
         f"The outliers sit in {percent(worst.hot)} of the blocks of {size}: with a scale per block the other "
         f"{percent(1.0 - worst.hot)} lose nothing to them. Affected: {plural(len(guilty), 'operand')}.",
-        location=location(operand, cast),
+        location=operand.location(cast),
         evidence={
             "lost_db": bulk.lost_db,
             "limit": options["lost_db"],
@@ -165,8 +163,8 @@ def _prescriptions(view: RunView, worst: _Outlying, cure: Cure) -> tuple[Prescri
     """Prescribe blocks, smoothing and no cast; blocks or smoothing that flush little come first."""
     cost = worst.operand.cost
     offered = [(cure.damage.flushed, _prescribe(worst, cure, worst.operand.fitted))]
-    offered += [(c.damage.flushed, prescription(c, cost)) for c in smoothed(view, worst.operand)]
-    wide = prescription(kept_wide(worst.operand), cost)
+    offered += [(c.damage.flushed, c.prescription_after(cost)) for c in smoothed(view, worst.operand)]
+    wide = kept_wide(worst.operand).prescription_after(cost)
     best = [p for _, p in sorted(offered, key=lambda o: o[0] >= LOST_CHANNELS)]
     return (*best, wide)
 

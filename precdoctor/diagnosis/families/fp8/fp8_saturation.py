@@ -16,17 +16,13 @@ from precdoctor.diagnosis.families.fp8.fp8_casts import Operand, operands
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     LOST_DB,
     MIN_ELEMENTS,
-    confidence,
     listed,
-    location,
     rescaled,
-    scale_words,
     seen_words,
 )
 from precdoctor.diagnosis.survey.frames import at, firsts, groups, keys, rows_of, worst_rows
 from precdoctor.diagnosis.survey.measures import Floats
-from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, Key, TensorRow, tensor_evidence
-from precdoctor.diagnosis.survey.rows import location as location_of
+from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, Key, TensorRow, location, tensor_evidence
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.formats import FORMATS, format_of_dtype
 
@@ -160,7 +156,7 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
         f"median of {plural(len(tensor.shares), 'step')}, limit {percent(limit)}; "
         f"{percent(np.nanmax(tensor.shares))} at step {step}. "
         f"Larger values silently became equal. {plural(guilty, 'tensor')} above the limit.",
-        location=location_of(row, phase, process, step),
+        location=location(row, phase, process, step),
         evidence={
             "at_max_share": tensor.share,
             "limit": limit,
@@ -180,7 +176,7 @@ def _clipped_finding(view: RunView, clipped: Sequence[Operand], options: Options
     operand = clipped[0]
     share, largest = operand.saturated_share, operand.fmt.max
     cast = operand.settled[int(operand.settled.saturated_share.argmax())]
-    sure, why = confidence(operand)
+    sure, why = operand.confidence
     return RULE.finding(
         severity=Severity.ERROR if share >= options["error_share"] else Severity.WARNING,
         confidence=0.95 if sure > 0.7 else sure,
@@ -188,8 +184,8 @@ def _clipped_finding(view: RunView, clipped: Sequence[Operand], options: Options
         message=f"{percent(share)} of the elements of the {operand.label} are beyond {largest:g} when they are cast to "
         f"{operand.fmt.dtype}, in the median of {plural(len(operand.settled), 'step')} (limit "
         f"{percent(options['saturated_share'])}); {percent(cast.saturated_share)} at step {cast.step}, where "
-        f"{scale_words(cast)}. Larger values silently became equal. {plural(len(clipped), 'operand')} above the limit.",
-        location=location(operand, cast),
+        f"{cast.scale_words}. Larger values silently became equal. {plural(len(clipped), 'operand')} above the limit.",
+        location=operand.location(cast),
         evidence={
             "saturated_share": share,
             "limit": options["saturated_share"],

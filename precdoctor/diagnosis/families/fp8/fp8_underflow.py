@@ -15,13 +15,8 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     FLUSHED_SHARE,
     LOST_DB,
     MIN_ELEMENTS,
-    confidence,
     harmful,
     listed,
-    location,
-    padding,
-    prescription,
-    scale_words,
     seen_words,
     smallest,
 )
@@ -124,7 +119,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
         if lost
         else _scanned_words(_scan_proof(view, operand, options), options)
     )
-    sure, why = confidence(operand)
+    sure, why = operand.confidence
     share = operand.flushed_share
     return RULE.finding(
         severity=Severity.ERROR if share >= options["error_share"] else Severity.WARNING,
@@ -135,9 +130,9 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
         f"{percent(options['flushed_share'])}). Its non-zero elements keep {bits:.1f} of "
         f"{operand.fmt.mantissa_bits + 1} significant bits on average. {proof}{_cost_words(cost, operand, options)} "
         f"At step {cast.step} "
-        f"{scale_words(cast)}; in the median {padding(operand):.1f} binades below {operand.fmt.max:g} are unused. "
+        f"{cast.scale_words}; in the median {operand.padding:.1f} binades below {operand.fmt.max:g} are unused. "
         f"{plural(len(guilty), 'operand')} above the limits.",
-        location=location(operand, cast),
+        location=operand.location(cast),
         evidence={
             "flushed_share": share,
             "limit": options["flushed_share"],
@@ -147,13 +142,13 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
             "lost_channel_share": lost,
             "mean_significant_bits": bits,
             "steps_without_weight_gradient": starving,
-            "padding_binades": padding(operand),
+            "padding_binades": operand.padding,
             "steps_examined": len(operand.settled),
             "tensors": listed(guilty, lambda o: {"flushed_share": o.flushed_share}),
             **operand.evidence(view, cast),
             "confidence_reason": why,
         },
-        prescription=prescription(smallest(view, operand, options["flushed_share"], options["lost_db"]), cost),
+        prescription=smallest(view, operand, options["flushed_share"], options["lost_db"]).prescription_after(cost),
     )
 
 

@@ -16,12 +16,9 @@ from precdoctor.diagnosis.families.fp8.fp8_damage import damage
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     FLUSHED_SHARE,
     LOST_DB,
-    confidence,
     harmful,
     kept_wide,
     listed,
-    location,
-    prescription,
     seen_words,
 )
 from precdoctor.diagnosis.survey.rows import TensorRow
@@ -230,7 +227,7 @@ def _finding(view: RunView, judged: Sequence[_Sensitive], options: Options) -> F
     worst = judged[0]
     operand, cost = worst.operand, worst.operand.cost
     cast = operand.typical
-    sure, why = confidence(operand) if worst.damaged else (0.6, "recognised by class and name; no damage in this run")
+    sure, why = operand.confidence if worst.damaged else (0.6, "recognised by class and name; no damage in this run")
     what = _ROLE_WORDS[worst.role]
     shown = [s for s in judged if s.damaged] or judged
     harm = (
@@ -250,7 +247,7 @@ def _finding(view: RunView, judged: Sequence[_Sensitive], options: Options) -> F
         title=f"FP8 in {what}: the {operand.label} is cast to {operand.fmt.name}{verdict}",
         message=f"The {operand.label} is cast to {operand.fmt.dtype} in {what}, which recipes keep wide. In this run: "
         f"{harm}. {plural(len(names), 'layer')} of this kind: {', '.join(names[:8])}.",
-        location=location(operand, cast),
+        location=operand.location(cast),
         evidence={
             "role": worst.role,
             "flushed_share": operand.flushed_share,
@@ -278,7 +275,7 @@ def _prescribe(worst: _Sensitive) -> Prescription:
     if worst.noise is not None:
         effect = f"noise on the results {percent(worst.noise)} -> 0 % of their variance"
         return cure.prescription(effect, {"noise_share": {"from": worst.noise, "to": 0.0}})
-    return prescription(cure, worst.operand.cost)
+    return cure.prescription_after(worst.operand.cost)
 
 
 RULE = Rule(

@@ -16,7 +16,7 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import Cast, Casts, Operand
 from precdoctor.diagnosis.families.fp8.fp8_damage import damage
-from precdoctor.diagnosis.families.fp8.fp8_prescriptions import harmful, history, listed, location
+from precdoctor.diagnosis.families.fp8.fp8_prescriptions import harmful, listed
 from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_recipes import (
     ScaleEffect,
     every_step,
@@ -102,7 +102,7 @@ def _stale_finding(rule: Rule, view: RunView, guilty: Sequence[_Stale], options:
         f"clipping cost more than {options['stale_db']:g} dB. At step {cast.step} amax {cast.amax or 0.0:.3g} times "
         f"the scale {cast.scale or 0.0:.3g} was {binades:.1f} binades above {operand.fmt.max:g}, and "
         f"{percent(cast.saturated_share)} of the elements were clipped. Affected: {plural(len(guilty), 'operand')}.",
-        location=location(operand, cast),
+        location=operand.location(cast),
         evidence={
             "stale_share": worst.share,
             "limit": options["stale_share"],
@@ -112,7 +112,7 @@ def _stale_finding(rule: Rule, view: RunView, guilty: Sequence[_Stale], options:
             "scale": cast.scale,
             "amax": cast.amax,
             "recipe": None if present is None else str(present),
-            "history": history(operand, operand.casts[operand.casts.amax > 0.0]),
+            "history": operand.history(operand.casts[operand.casts.amax > 0.0]),
             "tensors": listed((s.operand for s in guilty), lambda o: {"saturated_share": o.saturated_share}),
             **operand.evidence(view, cast),
             "confidence_reason": why,
@@ -231,7 +231,7 @@ def _held_finding(rule: Rule, view: RunView, guilty: Sequence[_Held], options: O
         f"On {len(worst.casts)} of {plural(len(operand.settled), 'step')} ({percent(worst.share)}, limit "
         f"{percent(options['held_share'])}) more than {percent(options['flushed_share'])} was flushed, "
         f"{percent(worst.flushed)} in their median. Affected: {plural(len(guilty), 'operand')}.",
-        location=location(operand, cast),
+        location=operand.location(cast),
         evidence={
             "held_share": worst.share,
             "limit": options["held_share"],

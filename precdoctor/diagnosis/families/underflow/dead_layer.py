@@ -19,13 +19,7 @@ from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import named, plural
 from precdoctor.diagnosis.families.underflow.dead_layer_dying import dying_finding, find_death
 from precdoctor.diagnosis.families.underflow.dead_layer_flushed import find_flushed_zeros, flushed_finding
-from precdoctor.diagnosis.families.underflow.dead_layer_origin import (
-    ZeroOrigin,
-    find_zero_origin,
-    is_negative,
-    let_through,
-    revive,
-)
+from precdoctor.diagnosis.families.underflow.dead_layer_origin import ZeroOrigin, find_zero_origin, is_negative, revive
 from precdoctor.diagnosis.families.underflow.dead_layer_saturated import find_saturated_layers, saturated_finding
 from precdoctor.diagnosis.survey.frames import PARAMETER, at, firsts, groups, lasts, parameters
 from precdoctor.diagnosis.survey.histories import watched_steps
@@ -248,7 +242,7 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
             "confidence_reason": "every element of every recorded gradient was counted",
         },
         prescription=_freeze(row.root, row.module, len(dead), row.name if is_part else "") if unused
-        else let_through(origin, elements) if origin is not None and not is_negative(origin.output)
+        else origin.let_through(elements) if origin is not None and not is_negative(origin.output)
         else revive(_to_revive(dead, origin, blocker, row, rows), row.root, elements),
     )  # fmt: skip
 

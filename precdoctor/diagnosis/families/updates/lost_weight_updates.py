@@ -14,10 +14,8 @@ from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import (
     Counts,
     listed_updates,
-    rate_words,
     survey,
     usable_steps,
-    weight_range,
 )
 from precdoctor.diagnosis.families.updates.lost_weight_updates_large import (
     large_finding,
@@ -185,7 +183,7 @@ def _finding(view: RunView, narrow: _Narrow, options: Options, moves: Moves | No
     else:
         title = f"{plural(len(stuck), 'tensor')} in {worst.dtype} stand still, `{worst.name}` the largest"
         severity = Severity.INFO
-    over = f"over {plural(max(p.steps for p in narrow.weights), 'step')}{rate_words(view, process, step)}"
+    over = f"over {plural(max(p.steps for p in narrow.weights), 'step')}{worst.rate_words(view)}"
     message = f"{_share_words(narrow, worst, name, over, options)} {_fp32_words(view, moves)}"
     confidence, why = _confidence(view, worst, moves)
     if share < options["error_share"]:
@@ -200,7 +198,7 @@ def _finding(view: RunView, narrow: _Narrow, options: Options, moves: Moves | No
     }
     if moves is not None:
         evidence["moves_of_largest_weights"] = {"expected": moves.expected, "seen": moves.seen, "steps": moves.steps}
-    evidence |= weight_range(view, worst)
+    evidence |= worst.weight_range(view)
     return RULE.finding(
         severity=severity,
         confidence=confidence,

@@ -13,7 +13,7 @@ import pandas as pd
 from precdoctor.diagnosis.survey.frames import at, firsts, groups, histograms, keys, lasts, on_steps, rows_of
 from precdoctor.diagnosis.survey.measures import Floats, column
 from precdoctor.diagnosis.survey.parameters import parameter_label
-from precdoctor.diagnosis.survey.rows import Key, TensorRow, known_format, parameter_in, range_evidence, text
+from precdoctor.diagnosis.survey.rows import Key, known_format, parameter_in, range_evidence, text
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.histogram import ExponentHistogram, Histograms
 
@@ -61,6 +61,30 @@ class Counts:
     def share(self) -> float:
         """Lost share of the intended updates; 0 if none was intended."""
         return self.lost / self.intended if self.intended else 0.0
+
+    def rate_words(self, view: RunView) -> str:
+        """`` at learning rates up to 0.001``, of the optimizer that makes the last step; empty if no rate is known."""
+        process, step = self.last
+        facts = view.step_facts(process, step)
+        rates = [s.lr for s in view.timeline.get(process, ()) if s.lr and facts and s.optimizer == facts.optimizer]
+        return f" at learning rates up to {max(rates):.3g}" if rates else ""
+
+    def weight_range(self, view: RunView) -> dict[str, Any]:
+        """Return the ``range`` entry of the evidence: the weight on its last step, and in words its ulp and update.
+
+        Empty if the weight was not recorded on that step.
+        """
+        own = [r for r in view.rows(*self.last) if r.owner == parameter_in(self.key)]
+        weight, update = (next((r for r in own if r.kind == kind), None) for kind in ("weight", "update"))
+        if weight is None:
+            return {}
+        words, fmt = "weight", known_format(weight.dtype)
+        if fmt is not None and weight.amax and math.isfinite(weight.amax):
+            half = 0.5 * fmt.ulp_at_one * 2.0 ** math.floor(math.log2(weight.amax))
+            words += f", half an ulp {half:.3g} at its amax"
+            if update is not None and update.amax is not None:
+                words += f"; the largest update is {update.amax:.3g}"
+        return {"range": {**range_evidence(weight), "tensor": words}}
 
 
 def is_update_guessed(view: RunView) -> bool:
@@ -112,39 +136,9 @@ def lost_and_intended(frame: pd.DataFrame, relative: Histograms, beyond: int | N
     return np.maximum(both, 0.0)
 
 
-def rate_words(view: RunView, process: Process, step: int) -> str:
-    """`` at learning rates up to 0.001``, of the optimizer that makes ``step``; empty if no rate is known."""
-    facts = view.step_facts(process, step)
-    rates = [s.lr for s in view.timeline.get(process, ()) if s.lr and facts and s.optimizer == facts.optimizer]
-    return f" at learning rates up to {max(rates):.3g}" if rates else ""
-
-
 def listed_updates(worst: Counts, weights: Sequence[Counts]) -> dict[str, Any]:
     """Return the entries ``tensors``, the first 16 of ``weights``, and ``relative_update`` of the evidence."""
     return {
         "tensors": [{"root": p.key[0], "parameter": p.name, "lost_share": p.share} for p in weights[:16]],
         "relative_update": {"exp_lo": worst.relative.lo, "exp_hist": worst.relative.counts.tolist()},
     }
-
-
-def weight_range(view: RunView, counts: Counts) -> dict[str, Any]:
-    """Return the ``range`` entry of the evidence: the weight on its last step, and in words its ulp and update.
-
-    Empty if the weight was not recorded on that step.
-    """
-    weight = _row(view, counts, "weight")
-    if weight is None:
-        return {}
-    words, fmt, update = "weight", known_format(weight.dtype), _row(view, counts, "update")
-    if fmt is not None and weight.amax and math.isfinite(weight.amax):
-        half = 0.5 * fmt.ulp_at_one * 2.0 ** math.floor(math.log2(weight.amax))
-        words += f", half an ulp {half:.3g} at its amax"
-        if update is not None and update.amax is not None:
-            words += f"; the largest update is {update.amax:.3g}"
-    return {"range": {**range_evidence(weight), "tensor": words}}
-
-
-def _row(view: RunView, counts: Counts, kind: str) -> TensorRow | None:
-    """Return the parameter's row of this kind on its last step; None if there is none."""
-    rows = view.rows(*counts.last)
-    return next((r for r in rows if r.kind == kind and r.owner == parameter_in(counts.key)), None)

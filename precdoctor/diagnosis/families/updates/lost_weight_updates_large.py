@@ -18,9 +18,7 @@ from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import (
     Counts,
     is_update_guessed,
     listed_updates,
-    rate_words,
     survey,
-    weight_range,
 )
 from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys
 from precdoctor.diagnosis.survey.measures import share
@@ -78,7 +76,7 @@ def still_finding(rule: Rule, view: RunView, still: list[Counts], limit: float) 
     more = f" (and {plural(len(still) - 1, 'more weight')})" if len(still) > 1 else ""
     relative = worst.relative
     binade = relative.lo + int(np.searchsorted(np.cumsum(relative.counts), relative.total / 2))
-    rates = rate_words(view, process, step)
+    rates = worst.rate_words(view)
     clipped = f", clipped to a norm of {min(norms):.3g}" if norms and rates else ""
     factor = 2.0 ** (_USUAL - binade)
     return rule.finding(
@@ -128,7 +126,7 @@ def large_finding(rule: Rule, view: RunView, stuck: list[tuple[Counts, float]], 
     more = f" (and {plural(len(stuck) - 1, 'more parameter')})" if len(stuck) > 1 else ""
     message = (
         f"{percent(worst.share)} of the intended updates of `{worst.name}`{more} left the FP32 weight unchanged "
-        f"(limit {percent(limit)}), over {plural(worst.steps, 'step')}{rate_words(view, process, step)}: its largest "
+        f"(limit {percent(limit)}), over {plural(worst.steps, 'step')}{worst.rate_words(view)}: its largest "
         f"elements are {ulp:.3g} apart in FP32, and a step of less than half of that is gone. Lost updates do "
         "not add up."
     )
@@ -148,7 +146,7 @@ def large_finding(rule: Rule, view: RunView, stuck: list[tuple[Counts, float]], 
             "confidence_reason": "intended updates recomputed from optimizer state"
             if exact
             else "intended taken as gradient not zero",
-            **weight_range(view, worst),
+            **worst.weight_range(view),
         },
         prescriptions=(_offset(worst), _float64(view, worst)),
     )
