@@ -10,7 +10,6 @@ import numpy as np
 from precdoctor.diagnosis.families.fp8.fp8_casts import Cast, Operand
 from precdoctor.diagnosis.families.fp8.fp8_damage import damage, masses, rounding_magnitude
 from precdoctor.diagnosis.survey.harm import Module, channel_zeros, input_zeros, lost_to
-from precdoctor.diagnosis.survey.scans import Fact, facts
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.blocks import BlockHistogram
 from precdoctor.numerics.formats import Format
@@ -101,23 +100,6 @@ def lost_channels(view: RunView, operand: Operand) -> float:
     before = float(np.median((operand.settled.numel - operand.settled.alive) / operand.settled.numel))
     zeros = channel_zeros(view)
     return max((lost_to(view, p, flushed, max(before, zeros[p].came)) for p in readers(view, operand)), default=0.0)
-
-
-def scanned_loss(view: RunView, operand: Operand) -> Fact | None:
-    """Return the deep-scan fact with the largest effect of the cast's flushed elements; None unless two steps have one.
-
-    A scan compares each channel before and after the cast, and follows the flushed elements to the result they feed.
-    """
-    sizes = set(operand.settled.numel.tolist())
-    found = [
-        f
-        for f in facts(view, "cast")
-        if (f.root, f.module) in (operand.key[:2], ("", ""))
-        and f.data.get("to") == operand.fmt.dtype
-        and f.count("numel") in sizes
-        and f.number("effect") > 0.0
-    ]
-    return max(found, key=lambda f: f.number("effect")) if len({f.step for f in found}) > 1 else None
 
 
 def readers(view: RunView, operand: Operand) -> list[Module]:

@@ -10,7 +10,7 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption,
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import Operand, operands
 from precdoctor.diagnosis.families.fp8.fp8_damage import Damage, rounding_db, rounding_magnitude
-from precdoctor.diagnosis.families.fp8.fp8_outliers import lost_channels, readers, scanned_loss
+from precdoctor.diagnosis.families.fp8.fp8_outliers import lost_channels, readers
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     FLUSHED_SHARE,
     LOST_DB,
@@ -21,7 +21,7 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     smallest,
 )
 from precdoctor.diagnosis.survey.harm import channel_zeros, mean_bits
-from precdoctor.diagnosis.survey.scans import Fact, short_name
+from precdoctor.diagnosis.survey.scans import Fact, facts, short_name
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
@@ -93,16 +93,24 @@ def _is_harmful(view: RunView, operand: Operand, options: Options) -> bool:
 
 
 def _scan_proof(view: RunView, operand: Operand, options: Options) -> Fact | None:
-    """The deep-scan fact that proves what the flushed elements cost; None if it is below the limits."""
-    fact = scanned_loss(view, operand)
-    if fact is None or fact.number("effect") < options["effect"]:
+    """Return the deep-scan fact with the largest effect of the flushed elements; None if it is below the limits.
+
+    A scan compares each channel before and after the cast, and follows the flushed elements to the result they feed.
+    Two steps must have such a fact.
+    """
+    sizes = set(operand.settled.numel.tolist())
+    found = [
+        f
+        for f in facts(view, "cast")
+        if (f.root, f.module) in (operand.key[:2], ("", ""))
+        and f.data.get("to") == operand.fmt.dtype
+        and f.count("numel") in sizes
+        and f.number("effect") > 0.0
+    ]
+    fact = max(found, key=lambda f: f.number("effect"), default=None)
+    if fact is None or len({f.step for f in found}) < 2 or fact.number("effect") < options["effect"]:
         return None
-    return fact if max(fact.number("channels"), _flushed(fact)) >= options["channels"] else None
-
-
-def _flushed(fact: Fact) -> float:
-    """Return the share of the non-zero elements that the scanned cast flushed."""
-    return fact.share("flushed", "nonzero")
+    return fact if max(fact.number("channels"), fact.share("flushed", "nonzero")) >= options["channels"] else None
 
 
 def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Finding:
@@ -161,7 +169,7 @@ def _scanned_words(fact: Fact | None, options: Options) -> str:
     lost = (
         f"{percent(channels)} of its channels keep less signal than error"
         if channels >= options["channels"]
-        else f"{percent(_flushed(fact))} of its elements are flushed"
+        else f"{percent(fact.share('flushed', 'nonzero'))} of its elements are flushed"
     )
     return (
         f"In the deep scan of step {fact.step} {lost} (limit "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -121,23 +121,19 @@ def check(view: RunView, options: Options) -> Checked:
     return Checked([_finding(view, judged, options)], reason)
 
 
-def _ancestors(module: str) -> Iterator[str]:
-    """Yield the module and the modules around it, from the inside outwards."""
-    parts = module.split(".") if module else []
-    yield from (".".join(parts[:n]) for n in range(len(parts), 0, -1))
-
-
 def _role(view: RunView, operand: Operand) -> tuple[str, str] | None:
     """Return role and module, from the operand's module outwards, by class first, then by name; None without one."""
-    root = operand.key[0]
-    for module in _ancestors(operand.key[1]):
-        kind, name = view.module_classes.get((root, module), ""), module.rpartition(".")[2]
+    root, module = operand.key[:2]
+    while module:
+        around, _, name = module.rpartition(".")
+        kind = view.module_classes.get((root, module), "")
         roles = [r for r, pattern in _CLASSES if pattern.search(kind)]
         roles += [r for r, pattern in _NAMES if pattern.search(name)]
         if roles:
             return roles[0], module
         if _GATE.search(name) and _beside_experts(view, root, module):
             return "router", module
+        module = around
     return None
 
 

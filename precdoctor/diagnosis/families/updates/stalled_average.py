@@ -246,18 +246,15 @@ def _twin(place: Parameter, weight: _Weight, trained: Mapping[Parameter, _Weight
 
     None if no name shares `_SHARED` parts.
     """
-    own = _name_parts(place)
-    best, most = None, _SHARED - 1
-    for other, candidate in trained.items():
-        shared = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(own, _name_parts(other), strict=False)))
-        if candidate.shape == weight.shape and shared > most:
-            best, most = other, shared
-    return best
+    shared = {other: _shared_parts(place, other) for other, t in trained.items() if t.shape == weight.shape}
+    best = max(shared, key=shared.__getitem__, default=None)
+    return best if best is not None and shared[best] >= _SHARED else None
 
 
-def _name_parts(place: Parameter) -> list[str]:
-    """The parts of the full name, last part first."""
-    return dotted(*place[1:]).split(".")[::-1]
+def _shared_parts(place: Parameter, other: Parameter) -> int:
+    """Number of parts at the end of their full names that two weights share."""
+    own, others = (dotted(*p[1:]).split(".")[::-1] for p in (place, other))
+    return sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(own, others, strict=False)))
 
 
 def _and_more(places: Sized) -> str:
