@@ -117,8 +117,8 @@ def find_death(view: RunView, steps: Sequence[int], limit: float, least: float) 
     rows = view.rows(process, steps[-1])
     layers = []
     gradients = {r.key: r for r in rows if r.kind == "weight_grad"}
-    for row, layer in _producers(rows, dead, dead_activations):
-        weight, at = dead[layer.root, layer.module]
+    for layer, row in _activations_behind(rows, dead, dead_activations).items():
+        weight, at = dead[layer]
         if weight not in gradients:  # the weight got no gradient on the last step
             continue
         at = max(at, dead_activations[row.key])
@@ -144,25 +144,25 @@ def _zeros(view: RunView, steps: Sequence[int], kinds: Sequence[str]) -> dict[Ke
     return dict(zip(keys(rows.iloc[firsts(ids)]), histories, strict=True))
 
 
-def _producers(
+def _activations_behind(
     rows: Sequence[TensorRow], dead: Mapping[tuple[str, str], object], dead_activations: Mapping[Key, int]
-) -> list[tuple[TensorRow, TensorRow]]:
-    """Pairs of a dead activation and the output of the dead layer right before it; the pair nearest the loss is first.
+) -> dict[tuple[str, str], TensorRow]:
+    """The dead activation right after the output of each dead layer; the layer nearest the loss is first.
 
     Args:
         dead: root and module of the layers whose weight gradient died.
         dead_activations: the activations that died, with the step of their death.
     """
-    found: dict[tuple[str, str], tuple[TensorRow, TensorRow]] = {}
-    layer: TensorRow | None = None
+    found: dict[tuple[str, str], TensorRow] = {}
+    layer: tuple[str, str] | None = None
     forward = [r for r in rows if r.kind in ("input", "output") and r.phase == "train" and r.order is not None]
     weighted = {(r.root, r.module) for r in rows if r.kind == "weight" and len(r.shape) > 1}
     for r in forward:
         if r.kind == "output" and (r.root, r.module) in weighted:
-            layer = r if (r.root, r.module) in dead else None
+            layer = (r.root, r.module) if (r.root, r.module) in dead else None
         elif layer is not None and r.key in dead_activations:
-            found.setdefault((layer.root, layer.module), (r, layer))
-    return list(found.values())[::-1]
+            found.setdefault(layer, r)
+    return dict(reversed(found.items()))
 
 
 def _loss_gives_gradient(view: RunView, rows: Sequence[TensorRow], since: int, steps: Sequence[int]) -> bool:
