@@ -83,10 +83,9 @@ def harmful(damage: Damage, fmt: Format, lost_db: float) -> bool:
 
 def cures(view: RunView, operand: Operand) -> Iterator[Cure]:
     """Yield changes from the smallest on; the last one, the tensor's own dtype, always works."""
-    fmt = operand.fmt
     if operand.padding > 1.0:
         yield rescaled(operand)
-    if operand.gradient and fmt.mantissa_bits == E4M3FN.mantissa_bits:
+    if operand.gradient and operand.fmt.mantissa_bits == E4M3FN.mantissa_bits:
         yield in_e5m2(operand)
     yield from in_blocks(view, operand)
     yield from smoothed(view, operand)

@@ -51,7 +51,6 @@ summation).
         "Higham, Accuracy and Stability of Numerical Algorithms, chapter 4 (compensated summation)",
     ),
 )
-_REASON = "bits before and after were compared with the same arithmetic in FP64"
 #: How many other ops a finding names.
 _MAX_OTHERS = 3
 _NOUNS = {"weight": "weights", "average": "an average of weights", "gradient": "a gradient"}
@@ -155,7 +154,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         group,
         title=f"{short} changes nothing: {percent(share)} of the elements of {what} stand still in {dtype}{fact.line}",
         message=message,
-        certain=(0.9, _REASON),
+        certain=(0.9, "bits before and after were compared with the same arithmetic in FP64"),
         limits={"share": options["share"]},
         prescription=Prescription(
             title=f"{mend}: bits missing {max(missing, 0.0):.1f} -> {left:.1f}",
