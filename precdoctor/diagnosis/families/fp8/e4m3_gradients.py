@@ -17,7 +17,6 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     LOST_DB,
     MIN_ELEMENTS,
     SIZES,
-    harmful,
     histograms,
     in_e5m2,
     listed,
@@ -106,7 +105,7 @@ def _needs_range(operand: Operand, options: Options) -> bool:
 
 def _is_harmed(view: RunView, operand: Operand, options: Options) -> bool:
     """Return whether casting at the scale of amax makes too much noise, in the gradient or in a bulk that matters."""
-    if harmful(operand.fitted, operand.fmt, options["lost_db"]):
+    if operand.fitted.is_harmful(operand.fmt, options["lost_db"]):
         return True
     bulk = bulk_of(operand)
     return bulk is not None and matters(view, operand, bulk) and bulk.lost_db >= options["lost_db"]

@@ -13,7 +13,7 @@ from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.claims.rule import RuleOption
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import KIND, Operand
-from precdoctor.diagnosis.families.fp8.fp8_damage import Damage, rounding_db, rounding_magnitude
+from precdoctor.diagnosis.families.fp8.fp8_damage import Damage, rounding_db
 from precdoctor.diagnosis.families.fp8.fp8_outliers import bulk_of, lost_channels
 from precdoctor.diagnosis.survey.frames import keys
 from precdoctor.diagnosis.survey.rows import Key
@@ -74,11 +74,6 @@ class Cure:
 def works(damage: Damage, flushed_share: float, lost_db: float) -> bool:
     """Return whether a cast is within both limits: little is flushed, and there is little noise beyond rounding."""
     return damage.flushed < flushed_share and damage.lost_db < lost_db
-
-
-def harmful(damage: Damage, fmt: Format, lost_db: float) -> bool:
-    """Return whether flushing takes more of the magnitudes than rounding does, or the noise is above the limit."""
-    return damage.lost_magnitude >= rounding_magnitude(fmt) or damage.lost_db >= lost_db
 
 
 def cures(view: RunView, operand: Operand) -> Iterator[Cure]:

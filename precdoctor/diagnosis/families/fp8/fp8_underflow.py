@@ -15,7 +15,6 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     FLUSHED_SHARE,
     LOST_DB,
     MIN_ELEMENTS,
-    harmful,
     listed,
     seen_words,
     smallest,
@@ -87,7 +86,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 def _is_harmful(view: RunView, operand: Operand, options: Options) -> bool:
     """Return whether the flushed elements matter: by their magnitude, by noise, by lost channels or in a deep scan."""
-    if harmful(operand.cost, operand.fmt, options["lost_db"]):
+    if operand.cost.is_harmful(operand.fmt, options["lost_db"]):
         return True
     return lost_channels(view, operand) >= options["flushed_share"] or _scan_proof(view, operand, options) is not None
 

@@ -16,7 +16,6 @@ from precdoctor.diagnosis.families.fp8.fp8_damage import damage
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     FLUSHED_SHARE,
     LOST_DB,
-    harmful,
     kept_wide,
     listed,
     seen_words,
@@ -154,7 +153,7 @@ def _judge(
 ) -> _Sensitive:
     """Measure what FP8 costs an operand of a sensitive layer; ``placed``: all such operands with role and module."""
     cost = operand.cost
-    flushes = operand.flushed_share >= options["flushed_share"] and harmful(cost, operand.fmt, options["lost_db"])
+    flushes = operand.flushed_share >= options["flushed_share"] and cost.is_harmful(operand.fmt, options["lost_db"])
     damaged = flushes or operand.saturated_share >= options["saturated_share"] or cost.lost_db >= options["lost_db"]
     nats = None
     if role == "logits" and not operand.gradient:

@@ -16,7 +16,7 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import Cast, Casts, Operand
 from precdoctor.diagnosis.families.fp8.fp8_damage import damage
-from precdoctor.diagnosis.families.fp8.fp8_prescriptions import harmful, listed
+from precdoctor.diagnosis.families.fp8.fp8_prescriptions import listed
 from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_recipes import (
     ScaleEffect,
     every_step,
@@ -207,10 +207,10 @@ def _held(operand: Operand, options: Options) -> _Held:
 def _is_harmful(cast: Cast, operand: Operand, options: Options) -> bool:
     """Return whether the scale in force does harm and that of the tensor's own amax would not."""
     fmt = operand.fmt
-    if not harmful(damage(cast.statistics, fmt), fmt, options["lost_db"]):
+    if not damage(cast.statistics, fmt).is_harmful(fmt, options["lost_db"]):
         return False
     own = damage(cast.statistics, fmt, fmt.max / cast.peak)
-    return own.flushed < options["flushed_share"] or not harmful(own, fmt, options["lost_db"])
+    return own.flushed < options["flushed_share"] or not own.is_harmful(fmt, options["lost_db"])
 
 
 def _held_finding(rule: Rule, view: RunView, guilty: Sequence[_Held], options: Options) -> Finding:
