@@ -264,6 +264,15 @@ def tail_of(row: TensorRow, fmt: Format) -> Tail:
     return flushed_tail(row.histogram, row.zero if near else 0, fmt)
 
 
+def flush_confidence(row: TensorRow, steps: int) -> tuple[float, str]:
+    """Return the confidence that rounding flushed elements of a gradient on ``steps`` steps, and the reason for it."""
+    if row.numel - row.zero < 1000:
+        return 0.6, "fewer than 1,000 elements survive"
+    if steps < 4:
+        return 0.7, "fewer than four steps were sampled"
+    return 0.9, "the zeros continue the distribution of the survivors at the flush limit"
+
+
 def lost_channels(view: RunView, key: Key, gradient: GradientSeries) -> float:
     """Return a lower bound of the share of the module's weight gradient that rounding made zero; 0 if unknown."""
     if gradient.share == 0.0:

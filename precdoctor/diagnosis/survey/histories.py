@@ -96,8 +96,13 @@ def watched_steps(view: RunView) -> list[int]:
             if facts.sampled and facts.complete and view.survey.covers([facts.step]) and is_well(view, process, facts)
         }
     )
-    older, newest = well[:-_NEWEST], well[-_NEWEST:]
-    return [*older[:: max(1, math.ceil(len(older) / _SPREAD))], *newest]
+    return thinned(well, _NEWEST, _SPREAD)
+
+
+def thinned(steps: Sequence[int], newest: int, spread: int) -> list[int]:
+    """Return the ``newest`` steps, and at most ``spread`` of the older ones, evenly spread."""
+    older = steps[:-newest]
+    return [*older[:: max(1, math.ceil(len(older) / spread))], *steps[-newest:]]
 
 
 def by_optimizer(view: RunView) -> Mapping[tuple[Process, str], Sequence[StepFacts]]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from precdoctor.diagnosis.survey.rows import Parameter, dotted, number, text
-from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.diagnosis.survey.view import Process, RunView
 
 #: Torch's own Adam: moments in the dtype of the weight, ``eps`` outside the root.
 ADAM = ("Adam", "AdamW")
@@ -29,20 +29,31 @@ def parameter_label(place: Parameter) -> str:
     return dotted(module, name)
 
 
+def worst_parameters(name: str, values: Mapping[Parameter, float]) -> list[dict[str, Any]]:
+    """Return the 16 parameters with the largest values for the evidence; ``name``: the key of the value."""
+    ordered = sorted(values.items(), key=lambda item: -item[1])[:16]
+    return [{"parameter": parameter_label(p), name: value} for p, value in ordered]
+
+
 def is_bare(module: str, name: str) -> bool:
     """Return whether the parameter of this name has no module."""
     return not module and _BARE.fullmatch(name) is not None
+
+
+def recorded_parameters(view: RunView, process: Process) -> Iterator[tuple[Parameter, Mapping[str, Any]]]:
+    """Yield the parameters of a process's models, each with its entry in ``rank.json``."""
+    for root in view.facts(process).get("roots") or ():
+        for p in root.get("parameters") or ():
+            yield (text(root.get("name")), text(p.get("module")), text(p.get("name"))), p
 
 
 def trainable(view: RunView, dtypes: Sequence[str]) -> dict[str, int]:
     """Return ``{root.parameter: elements}`` of the weights in these dtypes that require gradients."""
     found: dict[str, int] = {}
     for process in view.processes if view.trains else ():
-        for root in view.facts(process).get("roots") or ():
-            for p in root.get("parameters") or ():
-                if p.get("requires_grad") and text(p.get("dtype")) in dtypes:
-                    name = dotted(text(p.get("module")), text(p.get("name")))
-                    found[f"{text(root.get('name'))}.{name}"] = math.prod(int(n) for n in p.get("shape") or ())
+        for (root, module, name), p in recorded_parameters(view, process):
+            if p.get("requires_grad") and text(p.get("dtype")) in dtypes:
+                found[f"{root}.{dotted(module, name)}"] = math.prod(int(n) for n in p.get("shape") or ())
     return found
 
 
@@ -51,8 +62,7 @@ def count_of(view: RunView, dtypes: Sequence[str], *, trained: bool) -> int:
     counts = [
         sum(
             bool(p.get("requires_grad")) == trained and text(p.get("dtype")) in dtypes
-            for root in view.facts(process).get("roots") or ()
-            for p in root.get("parameters") or ()
+            for _, p in recorded_parameters(view, process)
         )
         for process in view.processes
     ]
@@ -98,15 +108,13 @@ def groups_of_parameters(view: RunView) -> dict[Parameter, tuple[str, Mapping[st
     found: dict[Parameter, tuple[str, Mapping[str, Any]]] = {}
     for process in view.processes:
         optimizers = view.facts(process).get("optimizers") or ()
-        for root in view.facts(process).get("roots") or ():
-            for p in root.get("parameters") or ():
-                indices = list(p.get("group") or [])
-                if len(indices) != 2 or not 0 <= indices[0] < len(optimizers):  # in no optimizer, or damaged
-                    continue
-                optimizer = optimizers[indices[0]]
-                if 0 <= indices[1] < len(groups := optimizer.get("groups") or ()):
-                    place = text(root.get("name")), text(p.get("module")), text(p.get("name"))
-                    found.setdefault(place, (text(optimizer.get("class")), groups[indices[1]]))
+        for place, p in recorded_parameters(view, process):
+            indices = list(p.get("group") or [])
+            if len(indices) != 2 or not 0 <= indices[0] < len(optimizers):  # in no optimizer, or damaged
+                continue
+            optimizer = optimizers[indices[0]]
+            if 0 <= indices[1] < len(groups := optimizer.get("groups") or ()):
+                found.setdefault(place, (text(optimizer.get("class")), groups[indices[1]]))
     return found
 
 

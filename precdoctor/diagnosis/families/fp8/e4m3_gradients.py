@@ -17,13 +17,9 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     LOST_DB,
     MIN_ELEMENTS,
     SIZES,
-    confidence,
-    harmful,
     histograms,
     in_e5m2,
     listed,
-    location,
-    prescription,
     seen_words,
 )
 from precdoctor.diagnosis.survey.optimizer_states import divides_by_gradient
@@ -109,7 +105,7 @@ def _needs_range(operand: Operand, options: Options) -> bool:
 
 def _is_harmed(view: RunView, operand: Operand, options: Options) -> bool:
     """Return whether casting at the scale of amax makes too much noise, in the gradient or in a bulk that matters."""
-    if harmful(operand.fitted, operand.fmt, options["lost_db"]):
+    if operand.fitted.is_harmful(operand.fmt, options["lost_db"]):
         return True
     bulk = bulk_of(operand)
     return bulk is not None and matters(view, operand, bulk) and bulk.lost_db >= options["lost_db"]
@@ -130,7 +126,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
     operand = guilty[0]
     cast, before, cure = operand.typical, operand.cost, in_e5m2(operand)
     fitted, rows = operand.fitted.flushed, _dead_block_share(view, operand)
-    sure, why = confidence(operand)
+    sure, why = operand.confidence
     whole = ""
     if rows >= options["lost_blocks"]:
         whole = (
@@ -150,7 +146,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
         f"(limit {percent(options['flushed_share'])}). The scale is not to blame: at each step's own amax E4M3 "
         f"would flush {percent(fitted)}, E5M2 {percent(cure.damage.flushed)}. "
         f"{whole}Affected: {plural(len(guilty), 'gradient')}.",
-        location=location(operand, cast),
+        location=operand.location(cast),
         evidence={
             "flushed_share": operand.flushed_share,
             "saturated_share": operand.saturated_share,
@@ -163,7 +159,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
             **operand.evidence(view, cast),
             "confidence_reason": why,
         },
-        prescriptions=(prescription(cure, before),),
+        prescription=cure.prescription_after(before),
     )
 
 

@@ -19,12 +19,10 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     MIN_ELEMENTS,
     Cure,
     histograms,
-    history,
     in_blocks,
     in_e5m2,
     kept_wide,
     listed,
-    location,
     seen_words,
 )
 from precdoctor.diagnosis.survey.trends import Forecast, Trend, fit
@@ -150,14 +148,16 @@ def _finding(view: RunView, growing: Sequence[_Growing], options: Options) -> Fi
         f"Amax of the {operand.label} ({operand.fmt.dtype}) grows by a factor of {2.0 ** (100.0 * trend.slope):.3g} "
         f"per 100 steps: {first.amax or 0.0:.3g} at step {first.step}, {cast.amax or 0.0:.3g} at step {cast.step}, "
         f"{trend.climbed:.1f} binades over the newest {steps} (limit {options['min_growth']:g}). "
-        f"{_forecast(worst, options)} Affected: {plural(len(growing), 'operand')}."
+        f"Its bulk stays behind: the distance from amax down to the smallest {percent(options['flushed_share'])} is "
+        f"{worst.spread.level:.1f} of the format's {reach(operand.fmt):.1f} binades and full in {left.estimate:,.0f} "
+        f"steps (95 %: {left.interval_words}). Affected: {plural(len(growing), 'operand')}."
     )
     return RULE.finding(
         confidence=0.65 if left.is_wide or trend.is_short else 0.8,
         title=f"amax of the {operand.label} grows {100.0 * trend.slope:.2g} binades per 100 steps: its bulk is flushed "
         f"in about {left.estimate:,.0f} steps",
         message=message,
-        location=location(operand, cast),
+        location=operand.location(cast),
         evidence={
             "binades_per_100_steps": 100.0 * trend.slope,
             "slope_interval": [100.0 * trend.low, 100.0 * trend.high],
@@ -167,21 +167,12 @@ def _finding(view: RunView, growing: Sequence[_Growing], options: Options) -> Fi
             "steps_to_flush_interval": [left.low, left.high],
             "range_binades": reach(operand.fmt),
             "points_fitted": trend.points,
-            "history": history(operand, casts),
+            "history": operand.history(casts),
             "tensors": listed((g.operand for g in growing), lambda o: {"amax": float(o.scaled.amax[-1])}),
             **operand.evidence(view, cast),
             "confidence_reason": left.reason,
         },
-        prescriptions=(_prescribe(view, worst),),
-    )
-
-
-def _forecast(growing: _Growing, options: Options) -> str:
-    """State when the bulk is flushed, in a sentence."""
-    return (
-        f"Its bulk stays behind: the distance from amax down to the smallest {percent(options['flushed_share'])} is "
-        f"{growing.spread.level:.1f} of the format's {reach(growing.operand.fmt):.1f} binades and full in "
-        f"{growing.left.estimate:,.0f} steps (95 %: {growing.left.interval_words})."
+        prescription=_prescribe(view, worst),
     )
 
 
@@ -198,7 +189,7 @@ def _prescribe(view: RunView, growing: _Growing) -> Prescription:
         cure, hot = found if found is not None else (kept_wide(operand), 0.0)
         words = f"share of its blocks that sinks with the amax {percent(1.0)} -> {percent(hot)}"
         predicted = {"sinking_share": {"from": 1.0, "to": hot}}
-    return Prescription(f"{cure.words}: {words}", cure.change, predicted, cure.snippet)
+    return cure.prescription(words, predicted)
 
 
 def _block_cures(view: RunView, operand: Operand) -> Iterator[tuple[Cure, float]]:

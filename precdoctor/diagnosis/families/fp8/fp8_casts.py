@@ -12,31 +12,35 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
+from statistics import median
 from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from precdoctor.diagnosis.claims.finding import Location, Phase
 from precdoctor.diagnosis.families.fp8.fp8_damage import Damage, damage
 from precdoctor.diagnosis.survey.frames import Ints, Mask, groups, histograms, keys, lasts
+from precdoctor.diagnosis.survey.histories import thinned
 from precdoctor.diagnosis.survey.measures import column, format_values
-from precdoctor.diagnosis.survey.rows import Key, known_format, number, tensor_evidence, text
+from precdoctor.diagnosis.survey.rows import Key, known_format, number, tensor_evidence, tensor_location, text
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
-from precdoctor.numerics.cast_counts import HistogramTable, cast_counts
 from precdoctor.numerics.formats import Format
-from precdoctor.numerics.fp8_scaling import AmaxSeries, Recipe, scale_series
 from precdoctor.numerics.histogram import ExponentHistogram, Histograms
 from precdoctor.numerics.prediction import TensorStatistics
 
 KIND = "fp8_operand"
-#: Columns of the log that every rule on FP8 operands needs.
-COLUMNS = ("scale", "format", "saturated", "flushed", "amax", "exp_lo", "exp_hist")
 #: Number of examined steps, to bound memory: this many of the newest, and as many spread over the older ones.
 _NEWEST = _SPREAD = 128
 #: Casts per operand on which a full prediction is made, to bound the time; chosen empirically.
 _SPOTS = 3
-_READ = ("module_class", "phase", "dtype", "numel", "amin_nonzero", "sum_sq", *COLUMNS)
+#: Points of a history in the evidence; a plot needs no more.
+_SHOWN = 64
+_COLUMNS = (
+    *("module_class", "phase", "dtype", "numel", "amin_nonzero", "sum_sq", "scale", "format", "saturated", "flushed"),
+    *("amax", "exp_lo", "exp_hist"),
+)
 _ROLES = {"input": "input of", "weight": "weight of", "grad_output": "output gradient of"}
 
 Floats = npt.NDArray[np.float64]
@@ -69,6 +73,13 @@ class Cast:
     alive: int
     saturated_share: float
     non_finite: int
+
+    @property
+    def scale_words(self) -> str:
+        """Amax before and after scaling, as a clause."""
+        if self.scale is None:
+            return f"values up to {self.peak:.3g} reach the cast, at a scale that is not in the log"
+        return f"amax {self.amax or 0.0:.3g} times the scale {self.scale:.3g} is {self.peak:.3g}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,22 +169,6 @@ _PER_CAST = tuple(f.name for f in fields(Casts) if f.name not in ("log", "histog
 
 
 @dataclass(frozen=True, eq=False)
-class Replayed:
-    """An operand under a scaling recipe, over its casts of known scale.
-
-    Attributes:
-        scale: scales that the recipe chooses, shape ``(casts,)``.
-        flushed, saturated: shares of the non-zero elements, shape ``(casts,)``.
-        peak: amax times scale over the format's maximum, shape ``(casts,)``.
-    """
-
-    scale: Floats
-    flushed: Floats
-    saturated: Floats
-    peak: Floats
-
-
-@dataclass(frozen=True, eq=False)
 class Operand:
     """One operand over the examined steps.
 
@@ -247,6 +242,18 @@ class Operand:
         """Whether every settled cast has one known scale for the whole tensor."""
         return bool(self.settled) and not np.isnan(self.settled.scale).any()
 
+    @property
+    def padding(self) -> float:
+        """Binades between amax times scale and the format's maximum, median over steps; negative if it clips."""
+        return median(map(self.fmt.headroom, self.settled.peak.tolist()))
+
+    @property
+    def confidence(self) -> tuple[float, str]:
+        """Confidence of a finding about exact counts over steps, and its reason."""
+        if len(self.settled) < 4:
+            return 0.7, "counted exactly, on fewer than four steps"
+        return 0.9, "flushed and clipped elements were counted at the cast"
+
     @cached_property
     def spots(self) -> tuple[Cast, ...]:
         """A few settled casts, evenly spread: those on which full predictions are made."""
@@ -286,20 +293,18 @@ class Operand:
             rescaled: at the scale of each step's own amax instead of the recorded one.
         """
         target = fmt or self.fmt
-        return Damage.median(
-            [damage(c.statistics, target, _filling_factor(c, target) if rescaled else 1.0) for c in self.spots]
-        )
+        factors = [target.max / c.peak if rescaled and c.peak else 1.0 for c in self.spots]
+        return Damage.median([damage(c.statistics, target, f) for c, f in zip(self.spots, factors, strict=True)])
 
-    def replay(self, recipe: Recipe) -> Replayed:
-        """Replay ``recipe`` over all casts; count flushed and clipped elements of those with a known scale."""
-        known = ~np.isnan(self.casts.amax)
-        casts = self.casts[known]
-        scale = scale_series(AmaxSeries.of(self.casts.amax, self.casts.step), self.fmt, recipe).scale[known]
-        table = HistogramTable.of(casts.histograms.taken(casts.row), casts.peak)
-        counts = cast_counts(table, self.fmt, scale / casts.scale)
-        total = np.maximum(counts.total, 1.0)
-        peak = casts.peak / casts.scale * scale / self.fmt.max
-        return Replayed(scale, counts.flushed / total, counts.saturated / total, peak)
+    def location(self, cast: Cast) -> Location:
+        """Location of a cast."""
+        phase = Phase.BACKWARD if self.gradient else Phase.FORWARD
+        return tensor_location(self.key, self.module_class, self.key[2], phase, cast.process, cast.step)
+
+    def history(self, casts: Casts) -> list[dict[str, Any]]:
+        """The fixed-shape ``history`` of a finding: amax before scaling, headroom after it; including the last cast."""
+        shown = casts[:: -max(1, -(-len(casts) // _SHOWN))][::-1]
+        return [{"step": c.step, "amax": c.amax, "headroom_binades": self.fmt.headroom(c.peak)} for c in shown]
 
     def evidence(self, view: RunView, cast: Cast) -> dict[str, Any]:
         """Return the fixed-shape ``range`` and ``path`` of a finding, the range in the unit of the format.
@@ -313,26 +318,15 @@ class Operand:
         return tensor_evidence(replace(mine[0], dtype=self.fmt.dtype), rows)
 
 
-def _filling_factor(cast: Cast, fmt: Format) -> float:
-    """Multiplier that brings the cast's amax to the format's maximum."""
-    return fmt.max / cast.peak if cast.peak else 1.0
-
-
 def operands(view: RunView) -> Mapping[Key, Operand]:
     """Every operand that training cast to a float8 dtype; read once per view."""
     return view.remember("fp8-operands", lambda: _read(view))
 
 
-def _examined_steps(view: RunView) -> list[int]:
-    """Return the examined steps: the newest, and some evenly spread over the older ones."""
-    steps = list(view.kept_steps)
-    older, newest = steps[:-_NEWEST], steps[-_NEWEST:]
-    return [*older[:: max(1, math.ceil(len(older) / _SPREAD))], *newest]
-
-
 def _read(view: RunView) -> dict[Key, Operand]:
     """Return the operands of all casts in training, without recomputed activations."""
-    frame = view.measured(("non_finite",), (KIND,), columns=_READ, steps=_examined_steps(view))
+    steps = thinned(view.kept_steps, _NEWEST, _SPREAD)
+    frame = view.measured(("non_finite",), (KIND,), columns=_COLUMNS, steps=steps)
     cast = (frame["phase"] != "recompute") & frame["flushed"].notna() & ~np.isnan(format_values(frame, "max", "format"))
     frame = frame[cast]
     held, tensors = histograms(frame), groups(frame, IDENTITY)

@@ -32,6 +32,10 @@ class Damage:
     sqnr_db: float
     lost_db: float
 
+    def is_harmful(self, fmt: Format, lost_db: float) -> bool:
+        """Return whether flushing takes more of the magnitudes than rounding does, or the noise is above the limit."""
+        return self.lost_magnitude >= rounding_magnitude(fmt) or self.lost_db >= lost_db
+
     @classmethod
     def median(cls, each: Sequence[Damage]) -> Damage:
         """The median of several casts, field by field."""

@@ -31,8 +31,6 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     in_blocks,
     kept_wide,
     listed,
-    location,
-    prescription,
     seen_words,
     smoothed,
 )
@@ -101,25 +99,16 @@ def check(view: RunView, options: Options) -> Checked:
     if not judged:
         return Checked((), f"{seen_words(found)}: none with one scale per tensor")
     bulks = [(o, b) for o in judged if (b := bulk_of(o)) is not None]
-    hurt = [(o, b) for o, b in bulks if _is_bulk_hurt(view, o, b, options)]
+    few = [(o, b) for o, b in bulks if b.outliers <= options["outlier_share"] and b.lost_db >= options["lost_db"]]
+    hurt = [(o, b) for o, b in few if matters(view, o, b)]
     guilty = [g for o, b in hurt if (g := _outlying(view, o, b, options)) is not None]
     if not guilty:
         worst = max((b.lost_db for o, b in bulks if matters(view, o, b)), default=0.0)
-        unknown = "; their blocks were not recorded" if hurt and not _has_blocks(view, hurt) else ""
+        recorded = any(histograms(view, o, size) for o, _ in hurt for size in SIZES)
+        unknown = "; their blocks were not recorded" if hurt and not recorded else ""
         return Checked((), f"{seen_words(found)}: outliers cost the rest {worst:.1f} dB at most{unknown}")
     guilty.sort(key=lambda g: (-g.bulk.lost_db, g.operand.key))
     return Checked([_finding(view, guilty, options)], f"{len(guilty)} of {seen_words(found)}")
-
-
-def _is_bulk_hurt(view: RunView, operand: Operand, bulk: Bulk, options: Options) -> bool:
-    """Return whether a few outliers cost a bulk that matters more than the limit."""
-    few = bulk.outliers <= options["outlier_share"] and bulk.lost_db >= options["lost_db"]
-    return few and matters(view, operand, bulk)
-
-
-def _has_blocks(view: RunView, hurt: Sequence[tuple[Operand, Bulk]]) -> bool:
-    """Return whether block histograms of any of these operands were recorded."""
-    return any(histograms(view, o, size) for o, _ in hurt for size in SIZES)
 
 
 def _outlying(view: RunView, operand: Operand, bulk: Bulk, options: Options) -> _Outlying | None:
@@ -148,7 +137,7 @@ def _finding(view: RunView, guilty: Sequence[_Outlying], options: Options) -> Fi
         f"and {percent(bulk.flushed)} of it becomes zero; it holds {percent(bulk.magnitude)} of the sum of magnitudes. "
         f"The outliers sit in {percent(worst.hot)} of the blocks of {size}: with a scale per block the other "
         f"{percent(1.0 - worst.hot)} lose nothing to them. Affected: {plural(len(guilty), 'operand')}.",
-        location=location(operand, cast),
+        location=operand.location(cast),
         evidence={
             "lost_db": bulk.lost_db,
             "limit": options["lost_db"],
@@ -174,8 +163,8 @@ def _prescriptions(view: RunView, worst: _Outlying, cure: Cure) -> tuple[Prescri
     """Prescribe blocks, smoothing and no cast; blocks or smoothing that flush little come first."""
     cost = worst.operand.cost
     offered = [(cure.damage.flushed, _prescribe(worst, cure, worst.operand.fitted))]
-    offered += [(c.damage.flushed, prescription(c, cost)) for c in smoothed(view, worst.operand)]
-    wide = prescription(kept_wide(worst.operand), cost)
+    offered += [(c.damage.flushed, c.prescription_after(cost)) for c in smoothed(view, worst.operand)]
+    wide = kept_wide(worst.operand).prescription_after(cost)
     best = [p for _, p in sorted(offered, key=lambda o: o[0] >= LOST_CHANNELS)]
     return (*best, wide)
 
@@ -183,16 +172,14 @@ def _prescriptions(view: RunView, worst: _Outlying, cure: Cure) -> tuple[Prescri
 def _prescribe(worst: _Outlying, cure: Cure, whole: Damage) -> Prescription:
     """Prescribe ``cure`` with its gain for the bulk, because figures of the whole tensor are those of its outliers."""
     bulk, cold = worst.bulk, 1.0 - worst.hot
-    return Prescription(
-        title=f"{cure.words}: flushed {percent(whole.flushed)} -> {percent(cure.damage.flushed)}, SQNR of the rest "
+    return cure.prescription(
+        f"flushed {percent(whole.flushed)} -> {percent(cure.damage.flushed)}, SQNR of the rest "
         f"{bulk.sqnr_db:.1f} -> {bulk.sqnr_db + bulk.lost_db:.1f} dB in {percent(cold)} of the blocks",
-        change=cure.change,
-        predicted={
+        {
             "flushed_share": {"from": whole.flushed, "to": cure.damage.flushed},
             "bulk_sqnr_db": {"from": bulk.sqnr_db, "to": bulk.sqnr_db + bulk.lost_db},
             "share_of_blocks": cold,
         },
-        snippet=cure.snippet,
     )
 
 

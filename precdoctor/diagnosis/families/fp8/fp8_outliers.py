@@ -10,7 +10,6 @@ import numpy as np
 from precdoctor.diagnosis.families.fp8.fp8_casts import Cast, Operand
 from precdoctor.diagnosis.families.fp8.fp8_damage import damage, masses, rounding_magnitude
 from precdoctor.diagnosis.survey.harm import Module, channel_zeros, input_zeros, lost_to
-from precdoctor.diagnosis.survey.scans import Fact, facts
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.blocks import BlockHistogram
 from precdoctor.numerics.formats import Format
@@ -68,7 +67,7 @@ def _bulk(cast: Cast, fmt: Format) -> Bulk | None:
     kept = cut(histogram) - histogram.lo + 1
     if kept >= histogram.counts.size or not cast.peak:
         return None
-    bulk = ExponentHistogram(histogram.lo, histogram.counts[:kept]).trimmed()
+    bulk = histogram[: histogram.lo + kept]
     mass, statistics = masses(histogram), TensorStatistics(bulk)
     top = 2.0 ** (bulk.lo + bulk.counts.size)
     shared = damage(statistics, fmt, fmt.max / cast.peak)
@@ -103,23 +102,6 @@ def lost_channels(view: RunView, operand: Operand) -> float:
     return max((lost_to(view, p, flushed, max(before, zeros[p].came)) for p in readers(view, operand)), default=0.0)
 
 
-def scanned_loss(view: RunView, operand: Operand) -> Fact | None:
-    """Return the deep-scan fact with the largest effect of the cast's flushed elements; None unless two steps have one.
-
-    A scan compares each channel before and after the cast, and follows the flushed elements to the result they feed.
-    """
-    sizes = set(operand.settled.numel.tolist())
-    found = [
-        f
-        for f in facts(view, "cast")
-        if (f.root, f.module) in (operand.key[:2], ("", ""))
-        and f.data.get("to") == operand.fmt.dtype
-        and f.count("numel") in sizes
-        and f.number("effect") > 0.0
-    ]
-    return max(found, key=lambda f: f.number("effect")) if len({f.step for f in found}) > 1 else None
-
-
 def readers(view: RunView, operand: Operand) -> list[Module]:
     """Return modules with a weight that read the cast's result: as many elements, and the same zeros on every step.
 
@@ -143,13 +125,9 @@ def matters(view: RunView, operand: Operand, bulk: Bulk) -> bool:
 
 def hot_blocks(histogram: BlockHistogram, last_bin: int) -> float:
     """Share of the blocks with an outlier: their amax lies above ``last_bin``."""
-    trimmed = histogram.amax.trimmed()
-    bins = trimmed.lo + np.arange(trimmed.counts.size)
-    return float(trimmed.counts[bins > last_bin].sum() / max(trimmed.total, 1))
+    return histogram.amax[last_bin + 1 :].total / max(histogram.amax.total, 1)
 
 
 def dead_blocks(histogram: BlockHistogram, fmt: Format) -> float:
     """Share of the non-zero blocks that lose every element: their amax, as cast, is flushed."""
-    trimmed = histogram.amax.trimmed()
-    upper = np.exp2(trimmed.lo + 1.0 + np.arange(trimmed.counts.size))
-    return float(trimmed.counts[upper <= fmt.flush_limit].sum() / max(trimmed.total, 1))
+    return histogram.amax.flushed(fmt).low / max(histogram.amax.total, 1)

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import numpy as np
 
-from precdoctor.diagnosis.claims.finding import Location, Phase, Prescription
+from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.claims.rule import RuleOption
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.fp8.fp8_casts import KIND, Cast, Casts, Operand
-from precdoctor.diagnosis.families.fp8.fp8_damage import Damage, rounding_db, rounding_magnitude
+from precdoctor.diagnosis.families.fp8.fp8_casts import KIND, Operand
+from precdoctor.diagnosis.families.fp8.fp8_damage import Damage, rounding_db
 from precdoctor.diagnosis.families.fp8.fp8_outliers import bulk_of, lost_channels
 from precdoctor.diagnosis.survey.frames import keys
-from precdoctor.diagnosis.survey.rows import Key, tensor_location
+from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.block_prediction import predict_blocks
 from precdoctor.numerics.blocks import MXFP8_E4M3, MXFP8_E5M2, TILE_1X128, BlockFormat, BlockHistogram
@@ -27,8 +26,6 @@ from precdoctor.numerics.formats import E4M3FN, E5M2, Format
 _BLOCK_STEPS = 3
 #: Recorded block sizes.
 SIZES = (128, 32)
-#: Points of a history in the evidence; a plot needs no more.
-_SHOWN = 64
 
 FLUSHED_SHARE = RuleOption("flushed_share", 0.04, "fraction",
                            "Finite non-zero elements that the cast rounds to zero, median over steps.",
@@ -56,23 +53,34 @@ class Cure:
     damage: Damage
     snippet: str
 
+    def prescription(self, effect: str, predicted: Mapping[str, Any]) -> Prescription:
+        """Return the change as a prescription; ``effect``: the predicted effect in words."""
+        return Prescription(f"{self.words}: {effect}", self.change, predicted, self.snippet)
+
+    def prescription_after(self, before: Damage) -> Prescription:
+        """Return the change as a prescription, with flushed share and SQNR before and after."""
+        after = self.damage
+        effect = f"flushed {percent(before.flushed)} -> {percent(after.flushed)}"
+        predicted = {
+            "flushed_share": {"from": before.flushed, "to": after.flushed},
+            "saturated_share": {"from": before.saturated, "to": after.saturated},
+        }
+        if after.sqnr_db < math.inf:
+            effect += f", SQNR {before.sqnr_db:.1f} -> {after.sqnr_db:.1f} dB"
+            predicted["sqnr_db"] = {"from": before.sqnr_db, "to": after.sqnr_db}
+        return self.prescription(effect, predicted)
+
 
 def works(damage: Damage, flushed_share: float, lost_db: float) -> bool:
     """Return whether a cast is within both limits: little is flushed, and there is little noise beyond rounding."""
     return damage.flushed < flushed_share and damage.lost_db < lost_db
 
 
-def harmful(damage: Damage, fmt: Format, lost_db: float) -> bool:
-    """Return whether flushing takes more of the magnitudes than rounding does, or the noise is above the limit."""
-    return damage.lost_magnitude >= rounding_magnitude(fmt) or damage.lost_db >= lost_db
-
-
 def cures(view: RunView, operand: Operand) -> Iterator[Cure]:
     """Yield changes from the smallest on; the last one, the tensor's own dtype, always works."""
-    fmt = operand.fmt
-    if padding(operand) > 1.0:
+    if operand.padding > 1.0:
         yield rescaled(operand)
-    if operand.gradient and fmt.mantissa_bits == E4M3FN.mantissa_bits:
+    if operand.gradient and operand.fmt.mantissa_bits == E4M3FN.mantissa_bits:
         yield in_e5m2(operand)
     yield from in_blocks(view, operand)
     yield from smoothed(view, operand)
@@ -83,11 +91,6 @@ def smallest(view: RunView, operand: Operand, flushed_share: float, lost_db: flo
     """Return the first change that brings the operand within the limits, else the last one."""
     tried = list(cures(view, operand))
     return next((c for c in tried if works(c.damage, flushed_share, lost_db)), tried[-1])
-
-
-def padding(operand: Operand) -> float:
-    """Binades between amax times scale and the format's maximum, median over steps; negative if it clips."""
-    return median(map(operand.fmt.headroom, operand.settled.peak.tolist()))
 
 
 def rescaled(operand: Operand) -> Cure:
@@ -160,34 +163,11 @@ def kept_wide(operand: Operand, module: str | None = None) -> Cure:
     )
 
 
-def prescription(cure: Cure, before: Damage) -> Prescription:
-    """Return a change as a prescription, with flushed share and SQNR before and after."""
-    after, sqnr = cure.damage, {}
-    if after.sqnr_db < math.inf:
-        sqnr = {"sqnr_db": {"from": before.sqnr_db, "to": after.sqnr_db}}
-    return Prescription(
-        title=f"{cure.words}: flushed {percent(before.flushed)} -> {percent(after.flushed)}"
-        + (f", SQNR {before.sqnr_db:.1f} -> {after.sqnr_db:.1f} dB" if sqnr else ""),
-        change=cure.change,
-        predicted={
-            "flushed_share": {"from": before.flushed, "to": after.flushed},
-            "saturated_share": {"from": before.saturated, "to": after.saturated},
-            **sqnr,
-        },
-        snippet=cure.snippet,
-    )
-
-
 # -- blocks -----------------------------------------------------------------------------------------------------------
 
 
-def blocks_of(view: RunView) -> Mapping[Key, list[Mapping[str, Any]]]:
-    """Per operand a few rows with block histograms, spread over the steps."""
-    return view.remember("fp8-blocks", lambda: _blocks(view))
-
-
 def _blocks(view: RunView) -> dict[Key, list[Mapping[str, Any]]]:
-    """Read the rows with block histograms by operand, without recomputed and all-zero tensors."""
+    """Read a few rows with block histograms by operand, without recomputed and all-zero tensors."""
     columns = [f"block{size}{part}" for size in SIZES for part in ("_hist", "_amax_lo", "_amax_hist")]
     frame = view.measured((), (KIND,), columns=("phase", "amax", *columns), steps=_block_steps(view))
     frame = frame[(frame["phase"] != "recompute") & (frame["amax"] > 0.0)]
@@ -209,7 +189,7 @@ def _block_steps(view: RunView) -> list[int]:
 
 def histograms(view: RunView, operand: Operand, size: int) -> list[tuple[BlockHistogram, float]]:
     """Return block histograms of an operand, each with the tensor's amax; empty if none were recorded."""
-    rows = blocks_of(view).get(operand.key, ())
+    rows = view.remember("fp8-blocks", lambda: _blocks(view)).get(operand.key, ())
     read = ((BlockHistogram.of_row(r, size), float(r["amax"])) for r in rows)
     return [(h, amax) for h, amax in read if h is not None and h.amax.total]
 
@@ -232,42 +212,16 @@ def _block_damage(histogram: BlockHistogram, fmt: BlockFormat, amax: float) -> D
 # -- parts of findings ------------------------------------------------------------------------------------------------
 
 
-def location(operand: Operand, cast: Cast) -> Location:
-    """Location of a cast."""
-    phase = Phase.BACKWARD if operand.gradient else Phase.FORWARD
-    return tensor_location(operand.key, operand.module_class, operand.key[2], phase, cast.process, cast.step)
-
-
 def listed(guilty: Iterable[Operand], figures: Callable[[Operand], Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The ``tensors`` entry of a finding's evidence, with all operands: relations between findings compare them."""
     names = ("root", "module", "kind", "name", "call")
     return [{**dict(zip(names, o.key, strict=True)), **figures(o)} for o in guilty]
 
 
-def history(operand: Operand, casts: Casts) -> list[dict[str, Any]]:
-    """The fixed-shape ``history`` of a finding: amax before scaling, headroom after it; including the last cast."""
-    shown = casts[:: -max(1, -(-len(casts) // _SHOWN))][::-1]
-    return [{"step": c.step, "amax": c.amax, "headroom_binades": operand.fmt.headroom(c.peak)} for c in shown]
-
-
 def seen_words(found: Mapping[Key, Operand]) -> str:
     """``12 FP8 operands on 40 steps``."""
     steps = {step for o in found.values() for step in o.casts.step.tolist()}
     return f"{plural(len(found), 'FP8 operand')} on {plural(len(steps), 'step')}"
-
-
-def scale_words(cast: Cast) -> str:
-    """State amax before and after scaling."""
-    if cast.scale is None:
-        return f"values up to {cast.peak:.3g} reach the cast, at a scale that is not in the log"
-    return f"amax {cast.amax or 0.0:.3g} times the scale {cast.scale:.3g} is {cast.peak:.3g}"
-
-
-def confidence(operand: Operand) -> tuple[float, str]:
-    """Confidence of a finding about exact counts over steps, and its reason."""
-    if len(operand.settled) < 4:
-        return 0.7, "counted exactly, on fewer than four steps"
-    return 0.9, "flushed and clipped elements were counted at the cast"
 
 
 def current_snippet(fmt: Format) -> str:

@@ -16,20 +16,15 @@ from precdoctor.diagnosis.families.fp8.fp8_casts import Operand, operands
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     LOST_DB,
     MIN_ELEMENTS,
-    confidence,
     listed,
-    location,
     rescaled,
-    scale_words,
     seen_words,
 )
-from precdoctor.diagnosis.survey.frames import at, firsts, groups, histograms, keys, rows_of, worst_rows
+from precdoctor.diagnosis.survey.frames import at, firsts, groups, keys, rows_of, worst_rows
 from precdoctor.diagnosis.survey.measures import Floats
-from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, Key, TensorRow, tensor_evidence
-from precdoctor.diagnosis.survey.rows import location as location_of
+from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, Key, TensorRow, location, tensor_evidence
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.formats import FORMATS, format_of_dtype
-from precdoctor.numerics.histogram import ExponentHistogram
 
 PAGE = RulePage(
     finds="""
@@ -66,7 +61,7 @@ block, 0.6 below 4,096 elements.
 
 _KINDS = ("input", "output", "grad_output", "weight", "weight_grad", "buffer")
 _FLOAT8 = tuple(f.dtype for f in FORMATS.values() if f.dtype.startswith("float8"))
-_COLUMNS = ("dtype", "numel", "at_max", "saturated", "exp_lo", "exp_hist")
+_COLUMNS = ("dtype", "numel", "at_max", "saturated")
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +71,7 @@ class _Tensor:
     Attributes:
         exact: clipped elements were counted at the cast; otherwise elements exactly at the maximum stand in.
         shares: share of clipped elements, or of elements at the maximum, on each step.
-        worst, worst_share: process and step of the largest share, and that share.
+        worst: process and step of the largest share.
     """
 
     dtype: str
@@ -84,9 +79,6 @@ class _Tensor:
     numel: int
     shares: Floats
     worst: tuple[Process, int]
-    worst_share: float
-    #: Binades by which the scale must come down on the worst step, from the histogram.
-    binades: int
 
     @property
     def share(self) -> float:
@@ -127,29 +119,25 @@ def _survey(view: RunView, options: Options) -> tuple[dict[Key, _Tensor], set[in
     shares = frame["saturated_share"].fillna(frame["at_max_share"]).to_numpy()
     ids = groups(frame, IDENTITY)
     first, worst = frame.iloc[firsts(ids)], worst_rows(ids, shares)
-    described = zip(first["dtype"], first["saturated"].notna(), first["numel"], rows_of(ids), worst, strict=True)
-    tensors = {}
-    for key, (dtype, exact, numel, rows, at_worst) in zip(keys(first), described, strict=True):
-        row = frame.iloc[[at_worst]]
-        allowed = options["at_max_share"] * int(row["numel"].iloc[0])
-        down = _binades_down(histograms(row).row(0), int(row["at_max"].iloc[0]), allowed)
-        tensors[key] = _Tensor(dtype, exact, int(numel), shares[rows], at(row)[0], float(shares[at_worst]), down)
+    own_shares, exact = (shares[rows] for rows in rows_of(ids)), first["saturated"].notna()
+    columns = zip(first["dtype"], exact, first["numel"], own_shares, at(frame.iloc[worst]), strict=True)
+    tensors = {key: _Tensor(*values) for key, values in zip(keys(first), columns, strict=True)}
     return tensors, set(frame["step"].unique().tolist())
 
 
-def _binades_down(histogram: ExponentHistogram, at_max: int, allowed: float) -> int:
-    """Binades by which the scale must fall until fewer than ``allowed`` elements clip.
+def _binades_down(row: TensorRow, allowed_share: float) -> int:
+    """Binades by which the scale must fall until a smaller share of the elements than ``allowed_share`` clips.
 
     Clipped magnitudes are not recorded. The tail is continued geometrically by the ratio of the two full binades below
     the top one, or by a half per binade if it does not fall that fast.
     """
-    counts = histogram.trimmed().counts
+    counts, allowed = row.histogram.trimmed().counts, allowed_share * row.numel
     ratio = 0.5
     if counts.size >= 3 and counts[-2] > 0 and counts[-3] > 0:
         ratio = min(0.5, float(counts[-2]) / float(counts[-3]))
-    if at_max <= allowed:
+    if row.at_max <= allowed:
         return 1
-    return max(1, math.ceil(math.log(allowed / at_max) / math.log(ratio)))
+    return max(1, math.ceil(math.log(allowed / row.at_max) / math.log(ratio)))
 
 
 def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Options, guilty: int) -> Finding:
@@ -158,10 +146,6 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
     row = next(r for r in rows if r.key == key)
     largest = format_of_dtype(tensor.dtype).max
     what = "clipped at" if tensor.exact else "exactly at"
-    source = _wide_source(row, rows)
-    binades = tensor.binades
-    if source is not None and source.amax:
-        binades = max(1, math.ceil(math.log2(source.amax * (row.scale or 1.0) / largest)))
     phase = Phase.BACKWARD if row.kind in BACKWARD_KINDS else Phase.FORWARD
     confidence = 0.95 if tensor.exact else 0.8 if tensor.numel >= 4096 else 0.6
     return RULE.finding(
@@ -170,9 +154,9 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
         title=f"{percent(tensor.share)} of {row.label} is {what} the maximum of {tensor.dtype}, {largest:g}",
         message=f"{percent(tensor.share)} of the elements of {row.label} ({row.dtype}) are {what} {largest:g} in the "
         f"median of {plural(len(tensor.shares), 'step')}, limit {percent(limit)}; "
-        f"{percent(tensor.worst_share)} at step {step}. "
+        f"{percent(np.nanmax(tensor.shares))} at step {step}. "
         f"Larger values silently became equal. {plural(guilty, 'tensor')} above the limit.",
-        location=location_of(row, phase, process, step),
+        location=location(row, phase, process, step),
         evidence={
             "at_max_share": tensor.share,
             "limit": limit,
@@ -183,7 +167,7 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
             if tensor.exact
             else "elements at the maximum, above what amax scaling puts there",
         },
-        prescriptions=(_prescribe(row, tensor, binades, source, largest),),
+        prescription=_prescribe(row, tensor, _wide_source(row, rows), options),
     )
 
 
@@ -192,7 +176,7 @@ def _clipped_finding(view: RunView, clipped: Sequence[Operand], options: Options
     operand = clipped[0]
     share, largest = operand.saturated_share, operand.fmt.max
     cast = operand.settled[int(operand.settled.saturated_share.argmax())]
-    sure, why = confidence(operand)
+    sure, why = operand.confidence
     return RULE.finding(
         severity=Severity.ERROR if share >= options["error_share"] else Severity.WARNING,
         confidence=0.95 if sure > 0.7 else sure,
@@ -200,8 +184,8 @@ def _clipped_finding(view: RunView, clipped: Sequence[Operand], options: Options
         message=f"{percent(share)} of the elements of the {operand.label} are beyond {largest:g} when they are cast to "
         f"{operand.fmt.dtype}, in the median of {plural(len(operand.settled), 'step')} (limit "
         f"{percent(options['saturated_share'])}); {percent(cast.saturated_share)} at step {cast.step}, where "
-        f"{scale_words(cast)}. Larger values silently became equal. {plural(len(clipped), 'operand')} above the limit.",
-        location=location(operand, cast),
+        f"{cast.scale_words}. Larger values silently became equal. {plural(len(clipped), 'operand')} above the limit.",
+        location=operand.location(cast),
         evidence={
             "saturated_share": share,
             "limit": options["saturated_share"],
@@ -212,22 +196,20 @@ def _clipped_finding(view: RunView, clipped: Sequence[Operand], options: Options
             **operand.evidence(view, cast),
             "confidence_reason": why,
         },
-        prescriptions=(_prescribe_amax_scale(operand, share),),
+        prescription=_prescribe_amax_scale(operand, share),
     )
 
 
 def _prescribe_amax_scale(operand: Operand, share: float) -> Prescription:
     """Prescribe the scale of the tensor's own amax, with the shares that it clips and flushes."""
-    cure = rescaled(operand)
-    return Prescription(
-        title=f"{cure.words}: clipped {percent(share)} -> {percent(cure.damage.saturated)}, flushed "
-        f"{percent(operand.flushed_share)} -> {percent(cure.damage.flushed)}",
-        change=cure.change,
-        predicted={
+    cure, flushed = rescaled(operand), operand.flushed_share
+    return cure.prescription(
+        f"clipped {percent(share)} -> {percent(cure.damage.saturated)}, flushed {percent(flushed)} -> "
+        f"{percent(cure.damage.flushed)}",
+        {
             "saturated_share": {"from": share, "to": cure.damage.saturated},
-            "flushed_share": {"from": operand.flushed_share, "to": cure.damage.flushed},
+            "flushed_share": {"from": flushed, "to": cure.damage.flushed},
         },
-        snippet=cure.snippet,
     )
 
 
@@ -243,30 +225,29 @@ def _wide_source(row: TensorRow, rows: tuple[TensorRow, ...]) -> TensorRow | Non
     return max(earlier, key=lambda r: r.order or 0, default=None)
 
 
-def _prescribe(row: TensorRow, tensor: _Tensor, binades: int, source: TensorRow | None, largest: float) -> Prescription:
-    """Prescribe the scale that fits the source's amax, else a scale lower by ``binades``."""
-    factor = 2.0**-binades
+def _prescribe(row: TensorRow, tensor: _Tensor, source: TensorRow | None, options: Options) -> Prescription:
+    """Prescribe the scale that fits the source's amax, else a lower scale."""
+    largest = format_of_dtype(tensor.dtype).max
+    snippet = (
+        f"import torch\n\n"
+        f"scale = {largest!r} / x.abs().amax().clamp_min(1e-12)  # from this tensor, not from a history\n"
+        f"y = (x * scale).clamp(-{largest!r}, {largest!r}).to(torch.{row.dtype})\n"
+    )
     if source is not None and source.amax:
         scale = largest / source.amax
         return Prescription(
             title=f"scale by {scale:.4g} before the cast: its source {source.label} reaches {source.amax:.4g}",
             change={"scale": {"from": row.scale or 1.0, "to": scale}},
             predicted={"saturated_share": {"from": tensor.share, "to": 0.0}},
-            snippet=_snippet(row.dtype, largest),
+            snippet=snippet,
         )
+    binades = _binades_down(row, options["at_max_share"])
+    factor = 2.0**-binades
     return Prescription(
         title=f"lower the scale of this tensor by 2^{binades} (to {factor:g} of what it is)",
         change={"scale_multiplier": factor},
-        predicted={"at_max_share": {"from": tensor.share, "to": tensor.share * 0.5**binades}},
-        snippet=_snippet(row.dtype, largest),
-    )
-
-
-def _snippet(dtype: str, largest: float) -> str:
-    return (
-        f"import torch\n\n"
-        f"scale = {largest!r} / x.abs().amax().clamp_min(1e-12)  # from this tensor, not from a history\n"
-        f"y = (x * scale).clamp(-{largest!r}, {largest!r}).to(torch.{dtype})\n"
+        predicted={"at_max_share": {"from": tensor.share, "to": tensor.share * factor}},
+        snippet=snippet,
     )
 
 

@@ -10,23 +10,17 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption,
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import Operand, operands
 from precdoctor.diagnosis.families.fp8.fp8_damage import Damage, rounding_db, rounding_magnitude
-from precdoctor.diagnosis.families.fp8.fp8_outliers import lost_channels, readers, scanned_loss
+from precdoctor.diagnosis.families.fp8.fp8_outliers import lost_channels, readers
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     FLUSHED_SHARE,
     LOST_DB,
     MIN_ELEMENTS,
-    confidence,
-    harmful,
     listed,
-    location,
-    padding,
-    prescription,
-    scale_words,
     seen_words,
     smallest,
 )
 from precdoctor.diagnosis.survey.harm import channel_zeros, mean_bits
-from precdoctor.diagnosis.survey.scans import Fact, short_name
+from precdoctor.diagnosis.survey.scans import Fact, facts, short_name
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
@@ -92,22 +86,30 @@ def check(view: RunView, options: Options) -> Checked:
 
 def _is_harmful(view: RunView, operand: Operand, options: Options) -> bool:
     """Return whether the flushed elements matter: by their magnitude, by noise, by lost channels or in a deep scan."""
-    if harmful(operand.cost, operand.fmt, options["lost_db"]):
+    if operand.cost.is_harmful(operand.fmt, options["lost_db"]):
         return True
     return lost_channels(view, operand) >= options["flushed_share"] or _scan_proof(view, operand, options) is not None
 
 
 def _scan_proof(view: RunView, operand: Operand, options: Options) -> Fact | None:
-    """The deep-scan fact that proves what the flushed elements cost; None if it is below the limits."""
-    fact = scanned_loss(view, operand)
-    if fact is None or fact.number("effect") < options["effect"]:
+    """Return the deep-scan fact with the largest effect of the flushed elements; None if it is below the limits.
+
+    A scan compares each channel before and after the cast, and follows the flushed elements to the result they feed.
+    Two steps must have such a fact.
+    """
+    sizes = set(operand.settled.numel.tolist())
+    found = [
+        f
+        for f in facts(view, "cast")
+        if (f.root, f.module) in (operand.key[:2], ("", ""))
+        and f.data.get("to") == operand.fmt.dtype
+        and f.count("numel") in sizes
+        and f.number("effect") > 0.0
+    ]
+    fact = max(found, key=lambda f: f.number("effect"), default=None)
+    if fact is None or len({f.step for f in found}) < 2 or fact.number("effect") < options["effect"]:
         return None
-    return fact if max(fact.number("channels"), _flushed(fact)) >= options["channels"] else None
-
-
-def _flushed(fact: Fact) -> float:
-    """Return the share of the non-zero elements that the scanned cast flushed."""
-    return fact.share("flushed", "nonzero")
+    return fact if max(fact.number("channels"), fact.share("flushed", "nonzero")) >= options["channels"] else None
 
 
 def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Finding:
@@ -124,7 +126,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
         if lost
         else _scanned_words(_scan_proof(view, operand, options), options)
     )
-    sure, why = confidence(operand)
+    sure, why = operand.confidence
     share = operand.flushed_share
     return RULE.finding(
         severity=Severity.ERROR if share >= options["error_share"] else Severity.WARNING,
@@ -135,9 +137,9 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
         f"{percent(options['flushed_share'])}). Its non-zero elements keep {bits:.1f} of "
         f"{operand.fmt.mantissa_bits + 1} significant bits on average. {proof}{_cost_words(cost, operand, options)} "
         f"At step {cast.step} "
-        f"{scale_words(cast)}; in the median {padding(operand):.1f} binades below {operand.fmt.max:g} are unused. "
+        f"{cast.scale_words}; in the median {operand.padding:.1f} binades below {operand.fmt.max:g} are unused. "
         f"{plural(len(guilty), 'operand')} above the limits.",
-        location=location(operand, cast),
+        location=operand.location(cast),
         evidence={
             "flushed_share": share,
             "limit": options["flushed_share"],
@@ -147,13 +149,13 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
             "lost_channel_share": lost,
             "mean_significant_bits": bits,
             "steps_without_weight_gradient": starving,
-            "padding_binades": padding(operand),
+            "padding_binades": operand.padding,
             "steps_examined": len(operand.settled),
             "tensors": listed(guilty, lambda o: {"flushed_share": o.flushed_share}),
             **operand.evidence(view, cast),
             "confidence_reason": why,
         },
-        prescriptions=(prescription(smallest(view, operand, options["flushed_share"], options["lost_db"]), cost),),
+        prescription=smallest(view, operand, options["flushed_share"], options["lost_db"]).prescription_after(cost),
     )
 
 
@@ -166,7 +168,7 @@ def _scanned_words(fact: Fact | None, options: Options) -> str:
     lost = (
         f"{percent(channels)} of its channels keep less signal than error"
         if channels >= options["channels"]
-        else f"{percent(_flushed(fact))} of its elements are flushed"
+        else f"{percent(fact.share('flushed', 'nonzero'))} of its elements are flushed"
     )
     return (
         f"In the deep scan of step {fact.step} {lost} (limit "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -16,12 +16,8 @@ from precdoctor.diagnosis.families.fp8.fp8_damage import damage
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     FLUSHED_SHARE,
     LOST_DB,
-    confidence,
-    harmful,
     kept_wide,
     listed,
-    location,
-    prescription,
     seen_words,
 )
 from precdoctor.diagnosis.survey.rows import TensorRow
@@ -124,25 +120,19 @@ def check(view: RunView, options: Options) -> Checked:
     return Checked([_finding(view, judged, options)], reason)
 
 
-def _ancestors(module: str) -> Iterator[str]:
-    """Yield the module and the modules around it, from the inside outwards."""
-    parts = module.split(".") if module else []
-    yield from (".".join(parts[:n]) for n in range(len(parts), 0, -1))
-
-
 def _role(view: RunView, operand: Operand) -> tuple[str, str] | None:
     """Return role and module, from the operand's module outwards, by class first, then by name; None without one."""
-    root = operand.key[0]
-    for module in _ancestors(operand.key[1]):
+    root, module = operand.key[:2]
+    while module:
+        around, _, name = module.rpartition(".")
         kind = view.module_classes.get((root, module), "")
-        for role, pattern in _CLASSES:
-            if pattern.search(kind):
-                return role, module
-        for role, pattern in _NAMES:
-            if pattern.search(module.rpartition(".")[2]):
-                return role, module
-        if _GATE.search(module.rpartition(".")[2]) and _beside_experts(view, root, module):
+        roles = [r for r, pattern in _CLASSES if pattern.search(kind)]
+        roles += [r for r, pattern in _NAMES if pattern.search(name)]
+        if roles:
+            return roles[0], module
+        if _GATE.search(name) and _beside_experts(view, root, module):
             return "router", module
+        module = around
     return None
 
 
@@ -163,7 +153,7 @@ def _judge(
 ) -> _Sensitive:
     """Measure what FP8 costs an operand of a sensitive layer; ``placed``: all such operands with role and module."""
     cost = operand.cost
-    flushes = operand.flushed_share >= options["flushed_share"] and harmful(cost, operand.fmt, options["lost_db"])
+    flushes = operand.flushed_share >= options["flushed_share"] and cost.is_harmful(operand.fmt, options["lost_db"])
     damaged = flushes or operand.saturated_share >= options["saturated_share"] or cost.lost_db >= options["lost_db"]
     nats = None
     if role == "logits" and not operand.gradient:
@@ -232,7 +222,7 @@ def _finding(view: RunView, judged: Sequence[_Sensitive], options: Options) -> F
     worst = judged[0]
     operand, cost = worst.operand, worst.operand.cost
     cast = operand.typical
-    sure, why = confidence(operand) if worst.damaged else (0.6, "recognised by class and name; no damage in this run")
+    sure, why = operand.confidence if worst.damaged else (0.6, "recognised by class and name; no damage in this run")
     what = _ROLE_WORDS[worst.role]
     shown = [s for s in judged if s.damaged] or judged
     harm = (
@@ -252,7 +242,7 @@ def _finding(view: RunView, judged: Sequence[_Sensitive], options: Options) -> F
         title=f"FP8 in {what}: the {operand.label} is cast to {operand.fmt.name}{verdict}",
         message=f"The {operand.label} is cast to {operand.fmt.dtype} in {what}, which recipes keep wide. In this run: "
         f"{harm}. {plural(len(names), 'layer')} of this kind: {', '.join(names[:8])}.",
-        location=location(operand, cast),
+        location=operand.location(cast),
         evidence={
             "role": worst.role,
             "flushed_share": operand.flushed_share,
@@ -268,28 +258,19 @@ def _finding(view: RunView, judged: Sequence[_Sensitive], options: Options) -> F
             **operand.evidence(view, cast),
             "confidence_reason": why,
         },
-        prescriptions=(_prescribe(worst),),
+        prescription=_prescribe(worst),
     )
 
 
 def _prescribe(worst: _Sensitive) -> Prescription:
-    operand, cost = worst.operand, worst.operand.cost
-    cure = kept_wide(operand, worst.module)
-    if worst.noise is not None and worst.nats is None:
-        return Prescription(
-            title=f"{cure.words}: noise on the results {percent(worst.noise)} -> 0 % of their variance",
-            change=cure.change,
-            predicted={"noise_share": {"from": worst.noise, "to": 0.0}},
-            snippet=cure.snippet,
-        )
-    if worst.nats is None:
-        return prescription(cure, cost)
-    return Prescription(
-        title=f"{cure.words}: noise on the logits {worst.nats:.2g} -> 0 nats",
-        change=cure.change,
-        predicted={"logit_nats": {"from": worst.nats, "to": 0.0}},
-        snippet=cure.snippet,
-    )
+    cure = kept_wide(worst.operand, worst.module)
+    if worst.nats is not None:
+        effect = f"noise on the logits {worst.nats:.2g} -> 0 nats"
+        return cure.prescription(effect, {"logit_nats": {"from": worst.nats, "to": 0.0}})
+    if worst.noise is not None:
+        effect = f"noise on the results {percent(worst.noise)} -> 0 % of their variance"
+        return cure.prescription(effect, {"noise_share": {"from": worst.noise, "to": 0.0}})
+    return cure.prescription_after(worst.operand.cost)
 
 
 RULE = Rule(

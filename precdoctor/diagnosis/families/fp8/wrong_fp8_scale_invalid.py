@@ -12,7 +12,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import KIND, Cast, Casts, Operand
-from precdoctor.diagnosis.families.fp8.fp8_prescriptions import listed, location
+from precdoctor.diagnosis.families.fp8.fp8_prescriptions import listed
 from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_recipes import snippet
 from precdoctor.diagnosis.survey.frames import Mask
 from precdoctor.diagnosis.survey.rows import Key
@@ -109,7 +109,7 @@ def _finding(rule: Rule, view: RunView, guilty: Sequence[_Invalid], options: Opt
         message=f"At step {cast.step} the {operand.label} was cast to {operand.fmt.dtype} with the scale {scale} "
         f"({limits}): {reason}. {_effect(cast)} {plural(len(worst.casts), 'step')} of {len(operand.casts)} had such a "
         f"scale. Affected: {plural(len(guilty), 'operand')}.",
-        location=location(operand, cast),
+        location=operand.location(cast),
         evidence={
             "scale": cast.scale if cast.scale is not None else math.nan,
             "limit": options["absurd"],
@@ -123,7 +123,7 @@ def _finding(rule: Rule, view: RunView, guilty: Sequence[_Invalid], options: Opt
             **operand.evidence(view, cast),
             "confidence_reason": "the amax behind the scale is recorded" if shown else "the scale is recorded",
         },
-        prescriptions=(_prescribe(worst, cast),),
+        prescription=_prescribe(worst, cast),
     )
 
 

@@ -10,9 +10,10 @@ from itertools import product
 import numpy as np
 
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.families.fp8.fp8_casts import Casts, Floats, Operand
+from precdoctor.diagnosis.families.fp8.fp8_casts import Floats, Operand
 from precdoctor.diagnosis.families.fp8.fp8_damage import damage
 from precdoctor.diagnosis.survey.frames import Mask
+from precdoctor.numerics.cast_counts import HistogramTable, cast_counts
 from precdoctor.numerics.fp8_scaling import Amax, AmaxSeries, CurrentScaling, DelayedScaling, Recipe, scale_series
 
 #: Histories that are recognised and proposed; the last is Transformer Engine's default, its tests use 16.
@@ -94,10 +95,8 @@ def recorded_effect(operand: Operand, lost_db: float, flushed_share: float) -> S
     """Return the effect of the recorded scales. A clipped cast is stale only if amax has just jumped past the scale."""
     casts = operand.scaled
     peaks = np.where(_jumped(operand), casts.peak / operand.fmt.max, 0.0)
-    return _effect(
-        operand, casts, peaks, np.ones(len(casts)), casts.flushed_share, casts.saturated_share,
-        (lost_db, flushed_share),
-    )  # fmt: skip
+    limits = lost_db, flushed_share
+    return _effect(operand, peaks, np.ones(len(casts)), casts.flushed_share, casts.saturated_share, limits)
 
 
 def _jumped(operand: Operand) -> Mask:
@@ -111,33 +110,27 @@ def _jumped(operand: Operand) -> Mask:
 
 def replayed_effect(operand: Operand, recipe: Recipe, lost_db: float, flushed_share: float) -> ScaleEffect:
     """Return the effect that ``recipe`` would have had, without the first recorded step, whose history is empty."""
-    replayed, casts = operand.replay(recipe), operand.scaled
-    mine = operand.settles[~np.isnan(operand.casts.amax)]
-    return _effect(
-        operand, casts, replayed.peak[mine], replayed.scale[mine] / casts.scale, replayed.flushed[mine],
-        replayed.saturated[mine], (lost_db, flushed_share),
-    )  # fmt: skip
+    casts, mine = operand.scaled, operand.settles & ~np.isnan(operand.casts.amax)
+    scale = scale_series(AmaxSeries.of(operand.casts.amax, operand.casts.step), operand.fmt, recipe).scale[mine]
+    table = HistogramTable.of(casts.histograms.taken(casts.row), casts.peak)
+    counts = cast_counts(table, operand.fmt, scale / casts.scale)
+    total, peaks = np.maximum(counts.total, 1.0), casts.peak / casts.scale * scale / operand.fmt.max
+    flushed, clipped = counts.flushed / total, counts.saturated / total
+    return _effect(operand, peaks, scale / casts.scale, flushed, clipped, (lost_db, flushed_share))
 
 
 def _effect(
-    operand: Operand,
-    casts: Casts,
-    peaks: Floats,
-    factors: Floats,
-    flushed: Floats,
-    clipped: Floats,
-    limits: tuple[float, float],
+    operand: Operand, peaks: Floats, factors: Floats, flushed: Floats, clipped: Floats, limits: tuple[float, float]
 ) -> ScaleEffect:
-    """Return the effect of scales on ``casts``.
+    """Return the effect of scales on the operand's settled casts of known scale; arrays have the shape ``(casts,)``.
 
     Args:
-        casts: the operand's settled casts of known scale.
         peaks: amax times scale over the format's maximum.
         factors: scale over the recorded scale.
         flushed, clipped: shares of the elements.
         limits: least noise in dB beyond rounding of a stale cast, and flushed share from which a step is flushing.
     """
-    lost_db, flushed_share = limits
+    casts, (lost_db, flushed_share) = operand.scaled, limits
     over = np.flatnonzero((peaks > _SLIGHT) & (clipped > 0.0))
     chosen = over[:: max(1, math.ceil(len(over) / _PREDICTED))]
     costs = [damage(casts[i].statistics, operand.fmt, float(factors[i])).lost_db for i in chosen]

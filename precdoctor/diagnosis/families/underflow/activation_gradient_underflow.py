@@ -16,27 +16,14 @@ from precdoctor.diagnosis.survey.gradient_underflow import (
     SUBNORMAL_SHARE,
     GradientSeries,
     GradientSurvey,
+    flush_confidence,
     is_harmed,
     lost_channels,
     survey,
     tail_of,
 )
-from precdoctor.diagnosis.survey.rows import (
-    Key,
-    TensorRow,
-    known_format,
-    location,
-    path_evidence,
-    range_evidence,
-    text,
-)
-from precdoctor.diagnosis.survey.scans import (
-    Fact,
-    Group,
-    check_facts,
-    evidence_of,
-    locate,
-)
+from precdoctor.diagnosis.survey.rows import Key, TensorRow, known_format, location, path_evidence, range_evidence, text
+from precdoctor.diagnosis.survey.scans import Fact, Group, check_facts, evidence_of, locate
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import Format
 
@@ -130,7 +117,9 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
         subnormal=SUBNORMAL_SHARE.default / 10.0,  # otherwise PD303 fires on a run with the prescribed scale
     )
     channels = lost_channels(view, key, tensor)
-    confidence, why = _confidence(tensor, row, found)
+    confidence, why = flush_confidence(row, len(found.steps))
+    if tensor.dead:
+        confidence, why = 0.7, "the tensor is zero throughout; the gradient before it was dying"
     message = (
         f"Rounding to {row.dtype} set {percent(tensor.share)} of the gradient of the output of `{row.place}` to zero, "
         f"in the median of {plural(tensor.steps, 'step')} (limit {percent(options['flushed_share'])}). It "
@@ -162,7 +151,7 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
             "path": path_evidence([r for r in backward if r.position <= row.position]),
             "confidence_reason": why,
         },
-        prescriptions=(prescribe_scale(view, tensor.fmt, current, chosen),),
+        prescription=prescribe_scale(view, tensor.fmt, current, chosen),
     )
 
 
@@ -174,16 +163,6 @@ def _channel_words(lost: float) -> str:
 def _range_words(row: TensorRow, fmt: Format) -> str:
     limit = f"{fmt.name} flushes up to {fmt.flush_limit:.3g}"
     return f"Its largest element is {row.amax:.3g}; {limit}." if row.amax else f"No element survived; {limit}."
-
-
-def _confidence(tensor: GradientSeries, row: TensorRow, gradients: GradientSurvey) -> tuple[float, str]:
-    if tensor.dead:
-        return 0.7, "the tensor is zero throughout; the gradient before it was dying"
-    if row.numel - row.zero < 1000:
-        return 0.6, "fewer than 1,000 elements survive"
-    if len(gradients.steps) < 4:
-        return 0.7, "fewer than four steps were sampled"
-    return 0.9, "the zeros continue the distribution of the survivors at the flush limit"
 
 
 def _check_ops(view: RunView) -> Checked:
@@ -229,14 +208,12 @@ def _op_finding(view: RunView, group: Group) -> Finding:
             {"flushed_share": _OP_FLUSHED, "lost_magnitude": _OP_LOST},
             "the op's zeros were compared with FP64 results from the same operands",
         ),
-        prescriptions=(
-            Prescription(
-                title=f"loss scale 2^{exponent}: the median of the flushed gradient becomes a normal number; "
-                f"flushed elements {flushed:,} -> at most {of // 2:,}",
-                change={"loss_scale": 2.0**exponent},
-                predicted={"flushed_elements": {"from": flushed, "to": of // 2}},
-                snippet=f"scaler = torch.amp.GradScaler(init_scale=2.0**{exponent})\n",
-            ),
+        prescription=Prescription(
+            title=f"loss scale 2^{exponent}: the median of the flushed gradient becomes a normal number; "
+            f"flushed elements {flushed:,} -> at most {of // 2:,}",
+            change={"loss_scale": 2.0**exponent},
+            predicted={"flushed_elements": {"from": flushed, "to": of // 2}},
+            snippet=f"scaler = torch.amp.GradScaler(init_scale=2.0**{exponent})\n",
         ),
     )
 

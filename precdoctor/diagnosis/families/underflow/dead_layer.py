@@ -19,17 +19,12 @@ from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import named, plural
 from precdoctor.diagnosis.families.underflow.dead_layer_dying import dying_finding, find_death
 from precdoctor.diagnosis.families.underflow.dead_layer_flushed import find_flushed_zeros, flushed_finding
-from precdoctor.diagnosis.families.underflow.dead_layer_origin import (
-    ZeroOrigin,
-    find_zero_origin,
-    is_negative,
-    let_through,
-    revive,
-)
+from precdoctor.diagnosis.families.underflow.dead_layer_origin import ZeroOrigin, find_zero_origin, is_negative, revive
 from precdoctor.diagnosis.families.underflow.dead_layer_saturated import find_saturated_layers, saturated_finding
 from precdoctor.diagnosis.survey.frames import PARAMETER, at, firsts, groups, lasts, parameters
 from precdoctor.diagnosis.survey.histories import watched_steps
-from precdoctor.diagnosis.survey.rows import Parameter, TensorRow, dotted, location, tensor_evidence, text
+from precdoctor.diagnosis.survey.parameters import recorded_parameters
+from precdoctor.diagnosis.survey.rows import Parameter, TensorRow, dotted, location, tensor_evidence
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 PAGE = RulePage(
@@ -180,18 +175,11 @@ def _unreached(view: RunView, gradients: _Gradients, steps: Sequence[int], optio
     runs = Counter(zip(rows["root"], rows["module"], strict=True))
     found: dict[Parameter, str] = {}
     for process in view.processes:
-        for root in view.facts(process).get("roots") or ():
-            name = text(root.get("name"))
-            for p in root.get("parameters") or ():
-                place = (name, text(p.get("module")), text(p.get("name")))
-                if (
-                    p.get("requires_grad")
-                    and len(p.get("shape") or ()) >= 2
-                    and name in trained
-                    and place[:2] not in reached
-                    and runs[place[:2]] >= options["min_steps"]
-                ):
-                    found[place] = view.module_classes.get(place[:2], "")
+        for place, p in recorded_parameters(view, process):
+            layer = place[:2]
+            unreached = place[0] in trained and layer not in reached and runs[layer] >= options["min_steps"]
+            if unreached and p.get("requires_grad") and len(p.get("shape") or ()) >= 2:
+                found[place] = view.module_classes.get(layer, "")
     return found
 
 
@@ -215,12 +203,12 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
     blocker = _blocker(rows, dead)
     elements = sum(g.numel for g in dead.values())
     parameters = [dotted(m, n) for _, m, n in dead]
-    zeros = find_flushed_zeros(view, process, step, frozenset(dead)) if blocker is None else None
+    zeros = find_flushed_zeros(view, row) if blocker is None else None
     if zeros is not None:
         parts = elements, sum(g.numel for g in every.values())
         return flushed_finding(RULE, view, zeros, parameters, parts, (steps, all_steps), options["min_steps"])
-    why, unused = _gradient_stop(row, blocker, rows)
-    origin = None if unused or _layer(row)[1].startswith("weight_hh") else find_zero_origin(rows, blocker or row)
+    (why, unused), name = _gradient_stop(row, blocker, rows), _layer(row)[1]
+    origin = None if unused or name.startswith("weight_hh") else find_zero_origin(rows, blocker or row)
     culprit = origin.output if origin is not None else blocker or row
     why = origin.words(view) if origin is not None else why
     message = (
@@ -230,9 +218,8 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
         f"matrices get no gradient. {why}"
     )
     is_part = culprit is row and not unused and _trains_otherwise(row, rows)
-    name = _layer(row)[1]
-    recurrent, reverse = is_part and name.startswith("weight_hh"), name.endswith("_reverse")
-    short = recurrent and not reverse
+    recurrent = is_part and name.startswith("weight_hh")
+    short = recurrent and not name.endswith("_reverse")
     if is_part:
         message += _SHORT_WORDS if short else _REVERSE_WORDS if recurrent else _PART_WORDS
     who = f"`{dotted(row.module, row.name) if is_part else culprit.module or culprit.root}`"
@@ -254,10 +241,9 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
             **tensor_evidence(culprit, [r for r in rows if r.kind in _AROUND[culprit.kind]]),
             "confidence_reason": "every element of every recorded gradient was counted",
         },
-        prescriptions=(_freeze_part(row, len(dead)),) if is_part
-        else (_freeze(row.module or row.root, row.module, len(dead)),) if unused
-        else (let_through(origin, elements),) if origin is not None and not is_negative(origin.output)
-        else (revive(_to_revive(dead, origin, blocker, row, rows), row.root, elements),),
+        prescription=_freeze(row.root, row.module, len(dead), row.name if is_part else "") if unused
+        else origin.let_through(elements) if origin is not None and not is_negative(origin.output)
+        else revive(_to_revive(dead, origin, blocker, row, rows), row.root, elements),
     )  # fmt: skip
 
 
@@ -278,17 +264,6 @@ def _layer(row: TensorRow) -> tuple[str, str]:
     """FQN of the layer that a weight belongs to, and its name in that layer; parametrizations are resolved."""
     layer, parametrized, name = f".{row.module}".partition(".parametrizations.")
     return (layer[1:], name) if parametrized else (row.module, row.name)
-
-
-def _freeze_part(row: TensorRow, weights: int) -> Prescription:
-    """Feed or freeze one parameter of a layer whose other parameters are trained."""
-    return Prescription(
-        title=f"feed `{dotted(row.module, row.name)}` something other than zeros, or freeze it: weights without "
-        f"gradient {weights} -> 0",
-        change={"module": row.module, "parameter": row.name, "requires_grad": {"from": True, "to": False}},
-        predicted={"weights_without_gradient": {"from": weights, "to": 0}},
-        snippet=f"{module_expression(row.module)}.get_parameter({row.name!r}).requires_grad_(False)\n",
-    )
 
 
 def _gradient_stop(row: TensorRow, blocker: TensorRow | None, rows: Sequence[TensorRow]) -> tuple[str, bool]:
@@ -365,17 +340,21 @@ def _unreached_finding(places: Mapping[Parameter, str], steps: int, options: Opt
             "limit": options["min_steps"],
             "confidence_reason": "its gradient was never recorded, those of other layers of the model were",
         },
-        prescriptions=(_freeze(module or root, module, len(names)),),
+        prescription=_freeze(root, module, len(names)),
     )
 
 
-def _freeze(place: str, module: str, weights: int) -> Prescription:
-    """Freeze a module that the loss gives no gradient, or use its output."""
+def _freeze(root: str, module: str, weights: int, name: str = "") -> Prescription:
+    """Freeze a module that the loss gives no gradient, or use its output; or one of its parameters (``name``)."""
+    what, change, target = f"freeze `{module or root}`, or use its output in the loss", {}, module_expression(module)
+    if name:
+        what, change = f"feed `{dotted(module, name)}` something other than zeros, or freeze it", {"parameter": name}
+        target += f".get_parameter({name!r})"
     return Prescription(
-        title=f"freeze `{place}`, or use its output in the loss: weights without gradient {weights} -> 0",
-        change={"module": module, "requires_grad": {"from": True, "to": False}},
+        title=f"{what}: weights without gradient {weights} -> 0",
+        change={"module": module, **change, "requires_grad": {"from": True, "to": False}},
         predicted={"weights_without_gradient": {"from": weights, "to": 0}},
-        snippet=f"{module_expression(module)}.requires_grad_(False)\n",
+        snippet=f"{target}.requires_grad_(False)\n",
     )
 
 

@@ -85,14 +85,11 @@ class Death:
 
     Attributes:
         layers: the dead layers; the one nearest the loss comes first.
-        process, step: process and number of the last examined step, whose rows are the evidence.
         losses: mean loss right after the death, and at the end of the run.
         examined: number of examined steps.
     """
 
     layers: Sequence[DeadLayer]
-    process: Process
-    step: int
     losses: tuple[float, float]
     examined: int
 
@@ -120,8 +117,8 @@ def find_death(view: RunView, steps: Sequence[int], limit: float, least: float) 
     rows = view.rows(process, steps[-1])
     layers = []
     gradients = {r.key: r for r in rows if r.kind == "weight_grad"}
-    for row, layer in _producers(rows, dead, dead_activations):
-        weight, at = dead[layer.root, layer.module]
+    for layer, row in _activations_behind(rows, dead, dead_activations).items():
+        weight, at = dead[layer]
         if weight not in gradients:  # the weight got no gradient on the last step
             continue
         at = max(at, dead_activations[row.key])
@@ -132,7 +129,7 @@ def find_death(view: RunView, steps: Sequence[int], limit: float, least: float) 
     losses = _losses_since(view, process, max(d.step for d in layers))
     if losses is None or losses[0] - losses[1] >= _LEARNT * abs(losses[0]):
         return None
-    return Death(layers, process, steps[-1], losses, len(steps))
+    return Death(layers, losses, len(steps))
 
 
 def _zeros(view: RunView, steps: Sequence[int], kinds: Sequence[str]) -> dict[Key, _ZeroHistory]:
@@ -147,25 +144,25 @@ def _zeros(view: RunView, steps: Sequence[int], kinds: Sequence[str]) -> dict[Ke
     return dict(zip(keys(rows.iloc[firsts(ids)]), histories, strict=True))
 
 
-def _producers(
+def _activations_behind(
     rows: Sequence[TensorRow], dead: Mapping[tuple[str, str], object], dead_activations: Mapping[Key, int]
-) -> list[tuple[TensorRow, TensorRow]]:
-    """Pairs of a dead activation and the output of the dead layer right before it; the pair nearest the loss is first.
+) -> dict[tuple[str, str], TensorRow]:
+    """The dead activation right after the output of each dead layer; the layer nearest the loss is first.
 
     Args:
         dead: root and module of the layers whose weight gradient died.
         dead_activations: the activations that died, with the step of their death.
     """
-    found: dict[tuple[str, str], tuple[TensorRow, TensorRow]] = {}
-    layer: TensorRow | None = None
+    found: dict[tuple[str, str], TensorRow] = {}
+    layer: tuple[str, str] | None = None
     forward = [r for r in rows if r.kind in ("input", "output") and r.phase == "train" and r.order is not None]
     weighted = {(r.root, r.module) for r in rows if r.kind == "weight" and len(r.shape) > 1}
     for r in forward:
         if r.kind == "output" and (r.root, r.module) in weighted:
-            layer = r if (r.root, r.module) in dead else None
+            layer = (r.root, r.module) if (r.root, r.module) in dead else None
         elif layer is not None and r.key in dead_activations:
-            found.setdefault((layer.root, layer.module), (r, layer))
-    return list(found.values())[::-1]
+            found.setdefault(layer, r)
+    return dict(reversed(found.items()))
 
 
 def _loss_gives_gradient(view: RunView, rows: Sequence[TensorRow], since: int, steps: Sequence[int]) -> bool:
@@ -188,8 +185,8 @@ def _losses_since(view: RunView, process: Process, step: int) -> tuple[float, fl
 
 def dying_finding(rule: Rule, view: RunView, death: Death, limit: float) -> Finding:
     """The finding for all layers that died, at the one nearest the loss; ``limit`` is the minimum share of zeros."""
-    worst, rows = death.layers[0], view.rows(death.process, death.step)
-    row, name = worst.row, worst.row.module or worst.row.root
+    worst, row = death.layers[0], death.layers[0].row
+    rows, name = view.rows(row.process, row.step), row.module or row.root
     others = [f"`{d.row.module}` since step {d.step} ({percent(d.gradient)})" for d in death.layers[1:5]]
     batch = max((r.amax or 0.0 for r in rows if r.kind == "batch" and "float" in r.dtype), default=0.0)
     message = (
@@ -207,7 +204,7 @@ def dying_finding(rule: Rule, view: RunView, death: Death, limit: float) -> Find
         title=f"`{name}` died at step {worst.step}: {percent(worst.since)} of the activations after it are zero since, "
         "and the loss has not fallen",
         message=message,
-        location=location(row, Phase.BACKWARD, death.process, death.step),
+        location=location(row, Phase.BACKWARD, row.process, row.step),
         evidence={
             "zero_share": worst.since,
             "zero_share_before": worst.before,
@@ -223,14 +220,14 @@ def dying_finding(rule: Rule, view: RunView, death: Death, limit: float) -> Find
             "confidence_reason": "zeros were counted in activations and gradients"
             + ("" if fully_dead else "; some units still live"),
         },
-        prescriptions=_prescriptions(view, death, worst, batch),
+        prescriptions=_prescriptions(view, worst, batch),
     )
 
 
-def _prescriptions(view: RunView, death: Death, worst: DeadLayer, batch: float) -> tuple[Prescription, ...]:
+def _prescriptions(view: RunView, worst: DeadLayer, batch: float) -> tuple[Prescription, ...]:
     """Divide the inputs if they are large, else lower the learning rate; and use an activation that is flat nowhere."""
     zeros = {"zero_share": {"from": worst.since, "to": worst.before}}
-    earlier = [s for s in view.timeline[death.process] if s.step < worst.step and s.lr]
+    earlier = [s for s in view.timeline[worst.row.process] if s.step < worst.step and s.lr]
     chosen = []
     if batch >= _LARGE_INPUT:
         chosen.append(

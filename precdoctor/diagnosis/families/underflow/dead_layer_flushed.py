@@ -19,14 +19,8 @@ from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import named, percent, plural
 from precdoctor.diagnosis.survey.gradient_underflow import FINE_BITS, MARGIN_BINADES
 from precdoctor.diagnosis.survey.harm import mean_bits
-from precdoctor.diagnosis.survey.rows import (
-    Parameter,
-    TensorRow,
-    gradient_evidence,
-    location,
-    range_evidence,
-)
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.rows import TensorRow, gradient_evidence, location, range_evidence
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP16
 
 #: Share of the elements of all weight matrices from which the finding is an error: that is more than one layer.
@@ -60,16 +54,13 @@ class FlushedZeros:
         return self.first.scale or 1.0
 
 
-def find_flushed_zeros(view: RunView, process: Process, step: int, dead: frozenset[Parameter]) -> FlushedZeros | None:
-    """The place at which FP16 flushed the gradients of the weights ``dead``; None if something else made them zero."""
-    rows = view.rows(process, step)
-    facts = view.step_facts(process, step)
+def find_flushed_zeros(view: RunView, first: TensorRow) -> FlushedZeros | None:
+    """The place at which FP16 flushed the weight gradients from ``first`` on; None if something else made them zero."""
+    rows = view.rows(first.process, first.step)
+    facts = view.step_facts(first.process, first.step)
     gradients = [r for r in rows if r.kind == "grad_output" and r.order is not None and r.phase != "recompute"]
     narrow = any(r.dtype == FP16.dtype for r in gradients)
     if not narrow and (facts is None or facts.autocast_dtype != FP16.dtype):
-        return None
-    first = next((r for r in rows if r.kind == "weight_grad" and r.owner in dead), None)
-    if first is None:
         return None
     alive = [r for r in gradients if r.zero < r.numel]
     last = max((r for r in alive if r.position < first.position), key=lambda r: r.position, default=None)
@@ -165,24 +156,22 @@ def _prescriptions(view: RunView, zeros: FlushedZeros, elements: tuple[int, int]
         if room < 1.0:
             return (bfloat16,)
         binades, after = out_of_subnormals(last, room, target=_TARGET_SHARE)
-        before = subnormal_share(last, 0)
-        to = multiplied(scale, binades)
-        scaled = Prescription(
-            title=f"loss scale 2^{round(math.log2(to))}: subnormal in the gradient of `{last.place}` {percent(before)} "
-            f"-> {percent(after)}",
-            change={"loss_scale": {"from": scale, "to": to}},
-            predicted={"subnormal_share": {"from": before, "to": after}, "headroom_binades": round(room - binades, 1)},
-            snippet=snippets.grad_scaler(view.device, to),
-        )
-        return scaled, bfloat16
-    if not zeros.element or zeros.element * scale > FP16.min_normal:
+        to, before = multiplied(scale, binades), subnormal_share(last, 0)
+        effect = f": subnormal in the gradient of `{last.place}` {percent(before)} -> {percent(after)}"
+        predicted = {"subnormal_share": {"from": before, "to": after}, "headroom_binades": round(room - binades, 1)}
+    elif not zeros.element or zeros.element * scale > FP16.min_normal:
         return (bfloat16,)
-    needed = math.ceil(math.log2(FP16.min_normal / zeros.element)) + _MARGIN
+    else:
+        to = 2.0 ** (math.ceil(math.log2(FP16.min_normal / zeros.element)) + _MARGIN)
+        element = f"{zeros.element * to:.2g}"
+        effect = (
+            f", which makes an element of the output's gradient about {element}: dead elements {elements[0]:,} -> 0"
+        )
+        predicted = {"dead_elements": dead}
     scaled = Prescription(
-        title=f"loss scale 2^{needed}, which makes an element of the output's gradient about "
-        f"{zeros.element * 2.0**needed:.2g}: dead elements {elements[0]:,} -> 0",
-        change={"loss_scale": {"from": scale, "to": 2.0**needed}},
-        predicted={"dead_elements": dead},
-        snippet=snippets.grad_scaler(view.device, 2.0**needed),
+        title=f"loss scale 2^{round(math.log2(to))}{effect}",
+        change={"loss_scale": {"from": scale, "to": to}},
+        predicted=predicted,
+        snippet=snippets.grad_scaler(view.device, to),
     )
     return scaled, bfloat16

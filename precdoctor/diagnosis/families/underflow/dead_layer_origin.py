@@ -67,6 +67,19 @@ class ZeroOrigin:
             words += f": the input of `{zeros.place}` is zero"
         return f"{words}." + (f" The same holds for {named([r.place for r in self.also])}." if self.also else "")
 
+    def let_through(self, elements: int) -> Prescription:
+        """Pass on outputs that something else than their sign makes zero; ``elements`` of weights get no gradient."""
+        module = self.output.module
+        return Prescription(
+            title=f"pass the output of `{module or self.output.root}` on: dead elements {elements:,} -> 0",
+            change={"module": module, "output": {"from": "zeros", "to": "passed on"}},
+            predicted={"dead_elements": {"from": elements, "to": 0}},
+            snippet=(
+                f"y = {module_expression(module)}(x)\n"
+                "# what follows makes all of y zero: a gate or mask of zeros, a dropout of 1, or a cast that flushes\n"
+            ),
+        )
+
     @property
     def _all_negative(self) -> bool:
         return is_negative(self.output) and not self.output.zero
@@ -169,20 +182,6 @@ def _line(view: RunView, zeros: TensorRow) -> Source | None:
             if all_zero and line and op.get("phase") == "forward" and short_name(text(op.get("op"))) in _ACTIVATIONS:
                 return Source.read(text(op.get("file")), line, "")
     return None
-
-
-def let_through(origin: ZeroOrigin, elements: int) -> Prescription:
-    """Pass on outputs that something else than their sign makes zero; ``elements`` of the weights get no gradient."""
-    module = origin.output.module
-    return Prescription(
-        title=f"pass the output of `{module or origin.output.root}` on: dead elements {elements:,} -> 0",
-        change={"module": module, "output": {"from": "zeros", "to": "passed on"}},
-        predicted={"dead_elements": {"from": elements, "to": 0}},
-        snippet=(
-            f"y = {module_expression(module)}(x)\n"
-            "# what follows makes all of y zero: a gate or mask of zeros, a dropout of 1, or a cast that flushes\n"
-        ),
-    )
 
 
 def revive(modules: Sequence[str], root: str, elements: int) -> Prescription:

@@ -15,13 +15,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.rows import (
-    Key,
-    TensorRow,
-    gradient_evidence,
-    location,
-    range_evidence,
-)
+from precdoctor.diagnosis.survey.rows import Key, TensorRow, gradient_evidence, location, range_evidence
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 #: Number of steps whose rows are read, evenly spread; bounds the work.
@@ -149,17 +143,15 @@ def saturated_finding(rule: Rule, view: RunView, found: Mapping[_Place, Saturate
             "range": range_evidence(output),
             "confidence_reason": "zeros counted in the gradient, sizes in the output, the bound in the tensor after it",
         },
-        prescriptions=(
-            Prescription(
-                title=f"weights {2**binades} times smaller: saturated {percent(flat)} -> {percent(after)}",
-                change={"module": module, "initial_gain": {"divided_by": 2**binades}},
-                predicted={"saturated_share": {"from": flat, "to": after}},
-                snippet=(
-                    "import torch\n\n"
-                    f"layer = {module_expression(module)}\n"
-                    "with torch.no_grad():  # before the first step\n"
-                    f"    layer.weight.div_({2**binades})\n"
-                ),
+        prescription=Prescription(
+            title=f"weights {2**binades} times smaller: saturated {percent(flat)} -> {percent(after)}",
+            change={"module": module, "initial_gain": {"divided_by": 2**binades}},
+            predicted={"saturated_share": {"from": flat, "to": after}},
+            snippet=(
+                "import torch\n\n"
+                f"layer = {module_expression(module)}\n"
+                "with torch.no_grad():  # before the first step\n"
+                f"    layer.weight.div_({2**binades})\n"
             ),
         ),
     )

@@ -7,15 +7,7 @@ from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.survey.scan_effects import effect_words, has_effect, wrong_share
-from precdoctor.diagnosis.survey.scans import (
-    Fact,
-    Group,
-    check_facts,
-    is_optimizers,
-    place_finding,
-    short_name,
-    stands,
-)
+from precdoctor.diagnosis.survey.scans import Fact, Group, check_facts, is_optimizers, place_finding, short_name, stands
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
@@ -53,7 +45,6 @@ feeds.
         "Higham, Accuracy and Stability of Numerical Algorithms, section 1.12 (guards that change the problem)",
     ),
 )
-_REASON = "the op was run again in FP64 on the same numbers without the constant"
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -95,7 +86,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         group,
         title=f"{constant:.3g} decides {share} of the results {fact.place_words}: it guards {sizes}{fact.line}",
         message=message,
-        certain=group.certainty(0.9, _REASON),
+        certain=group.certainty(0.9, "the op was run again in FP64 on the same numbers without the constant"),
         limits={n: options[n] for n in ("wrong_share", "effect", "large_effect")},
         prescription=Prescription(
             title=f"scale the numbers up, or guard with less{fact.own_line}: {constant:.3g} -> {smaller:.2g}; wrong "

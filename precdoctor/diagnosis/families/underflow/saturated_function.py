@@ -10,14 +10,7 @@ from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.survey.rows import text
-from precdoctor.diagnosis.survey.scans import (
-    Fact,
-    Group,
-    check_facts,
-    done_steps,
-    place_finding,
-    stands,
-)
+from precdoctor.diagnosis.survey.scans import Fact, Group, check_facts, done_steps, place_finding, stands
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
@@ -62,7 +55,6 @@ twice: the tensor was followed from one function to the other.
 )
 #: Functions that are flat everywhere; they count only if a weight's gradient is exactly zero.
 _STEP_FUNCTIONS = ("round", "floor", "ceil", "trunc", "sign")
-_REASON = "each element of the gradient was counted in front of the function and behind it"
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -139,7 +131,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         group,
         title=title,
         message=f"{message}{group.elsewhere_words}",
-        certain=(0.85, _REASON),
+        certain=(0.85, "each element of the gradient was counted in front of the function and behind it"),
         limits={n: options[n] for n in ("lost", "channels", "all_channels", "open")},
         prescription=Prescription(
             title=cure,

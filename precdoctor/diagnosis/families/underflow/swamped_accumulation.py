@@ -11,7 +11,7 @@ from precdoctor.diagnosis.advice.wide_weights import wide_weights, widened_bytes
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import memory, plural
-from precdoctor.diagnosis.survey.frames import at, groups, keys, rows_of, step_values
+from precdoctor.diagnosis.survey.frames import at, groups, keys, step_values, worst_rows
 from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.measures import format_values
 from precdoctor.diagnosis.survey.parameters import HALF
@@ -73,27 +73,24 @@ def check(view: RunView, options: Options) -> Checked:
     if most < 2:
         return Checked.not_applicable("each optimizer step has one backward pass")
     seen = f"{plural(len(sums), 'half-precision gradient')} over up to {plural(most, 'micro-step')}"
-    guilty = [s for s in sums.values() if s.terms >= options["share"] * s.stalls]
+    guilty = [s for s in sums if s.terms >= options["share"] * s.stalls]
     if not guilty:
-        stalls = min(s.stalls for s in sums.values())
+        stalls = min(s.stalls for s in sums)
         return Checked((), f"{seen}, a sum of like terms stalls at {stalls:,}")
     finding = _finding(view, guilty, options)
     return Checked([finding], f"{len(guilty):,} of {seen} reach its limit")
 
 
-def _sums(view: RunView, counts: dict[tuple[Process, int], int]) -> dict[Key, _Sum]:
+def _sums(view: RunView, counts: dict[tuple[Process, int], int]) -> list[_Sum]:
     """Each half-precision weight gradient on its recorded step with most micro-steps (``counts``)."""
     where = [("dtype", "in", HALF)]
     rows = view.measured((), ("weight_grad",), columns=("dtype", "numel"), steps=watched_steps(view), where=where)
     terms = np.nan_to_num(step_values(rows, counts)).astype(np.int64)
     stalls = 2 ** (format_values(rows, "mantissa_bits") + 1).astype(np.int64)  # half an ulp of that sum is one term
     rows = rows.assign(terms=terms, stalls=stalls)
-    most = rows.iloc[[own[0] for own in rows_of(groups(rows, IDENTITY), -terms)]]
-    columns = (most["dtype"], most["numel"], at(most), most["terms"], most["stalls"])
-    return {
-        key: _Sum(key, dtype, numel, *of, *sums)
-        for key, (dtype, numel, of, *sums) in zip(keys(most), zip(*columns, strict=True), strict=True)
-    }
+    most = rows.iloc[worst_rows(groups(rows, IDENTITY), terms)]
+    columns = (keys(most), most["dtype"], most["numel"], at(most), most["terms"], most["stalls"])
+    return [_Sum(key, dtype, numel, *of, *sums) for key, dtype, numel, of, *sums in zip(*columns, strict=True)]
 
 
 def _finding(view: RunView, guilty: list[_Sum], options: Options) -> Finding:
@@ -127,18 +124,16 @@ def _finding(view: RunView, guilty: list[_Sum], options: Options) -> Finding:
             **tensor_evidence(row),
             "confidence_reason": "micro-steps and format are recorded; like gradients are assumed",
         },
-        prescriptions=(
-            Prescription(
-                title=f"FP32 gradients: bits left for the last micro-step {bits:.1f} -> "
-                f"{24 - math.log2(worst.terms):.1f}, +{memory(extra)}",
-                change={"gradient_dtype": {"from": worst.dtype, "to": "float32"}},
-                predicted={
-                    "bits_left": {"from": round(bits, 1), "to": round(24 - math.log2(worst.terms), 1)},
-                    "extra_bytes": extra,
-                },
-                snippet=f"{wide_weights(view, HALF)}"
-                "(loss / micro_steps).backward()  # gradients have the format of the weights\n",
-            ),
+        prescription=Prescription(
+            title=f"FP32 gradients: bits left for the last micro-step {bits:.1f} -> "
+            f"{24 - math.log2(worst.terms):.1f}, +{memory(extra)}",
+            change={"gradient_dtype": {"from": worst.dtype, "to": "float32"}},
+            predicted={
+                "bits_left": {"from": round(bits, 1), "to": round(24 - math.log2(worst.terms), 1)},
+                "extra_bytes": extra,
+            },
+            snippet=f"{wide_weights(view, HALF)}"
+            "(loss / micro_steps).backward()  # gradients have the format of the weights\n",
         ),
     )
 

@@ -309,16 +309,14 @@ def _starved_finding(player: _Player, options: Options) -> Finding:
             "steps_examined": len(player.steps),
             "confidence_reason": "norms and losses of its own steps; that the loss saturates is inferred from both",
         },
-        prescriptions=(
-            Prescription(
-                title=f"a loss that does not saturate, from logits: gradient norm {after:.2g} -> about {before:.2g}, "
-                f"as before {player.through} was sure",
-                change={"loss": {"from": "log(1 - D)", "to": "-log D"}},
-                predicted={"gradient_norm": {"from": after, "to": before}},
-                snippet=(
-                    "import torch.nn.functional as F\n\n"
-                    "loss = F.softplus(-logits).mean()  # -log sigmoid(logits), in place of log(1 - sigmoid(logits))\n"
-                ),
+        prescription=Prescription(
+            title=f"a loss that does not saturate, from logits: gradient norm {after:.2g} -> about {before:.2g}, "
+            f"as before {player.through} was sure",
+            change={"loss": {"from": "log(1 - D)", "to": "-log D"}},
+            predicted={"gradient_norm": {"from": after, "to": before}},
+            snippet=(
+                "import torch.nn.functional as F\n\n"
+                "loss = F.softplus(-logits).mean()  # -log sigmoid(logits), in place of log(1 - sigmoid(logits))\n"
             ),
         ),
     )

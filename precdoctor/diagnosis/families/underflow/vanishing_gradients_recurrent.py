@@ -90,7 +90,7 @@ def forgetting_finding(rule: Rule, view: RunView, chain: Chain, fallen: float, l
             "that the loss stays up for this reason is inferred",
             **chain_evidence(row, gradients),
         },
-        prescriptions=(_lasting_state(chain, calls),),
+        prescription=_lasting_state(chain, calls),
     )
 
 

@@ -14,12 +14,13 @@ from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Se
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.frames import at, finite, firsts, groups, histograms, keys, on_steps, rows_of
+from precdoctor.diagnosis.survey.frames import at, finite, firsts, groups, histograms, keys, on_steps, worst_rows
 from precdoctor.diagnosis.survey.gradient_underflow import (
     FLUSH_OPTIONS,
     GradientSeries,
     GradientSurvey,
     examined_steps,
+    flush_confidence,
     survey,
     tail_of,
 )
@@ -125,7 +126,7 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
         message += (
             f" The gradient of the module's output reaches {output_gradient.amax:.3g}, so the module's input is small."
         )
-    confidence, why = _confidence(tensor, row.numel - row.zero, len(found.steps))
+    confidence, why = flush_confidence(row, min(tensor.steps, len(found.steps)))
     return RULE.finding(
         severity=Severity.ERROR if tensor.share >= options["error_share"] else Severity.WARNING,
         confidence=confidence,
@@ -144,7 +145,7 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
             **gradient_evidence(rows, row),
             "confidence_reason": why,
         },
-        prescriptions=(prescribe_scale(view, tensor.fmt, current, chosen),),
+        prescription=prescribe_scale(view, tensor.fmt, current, chosen),
     )
 
 
@@ -152,15 +153,6 @@ def _listed_tensors(shares: Mapping[Key, float]) -> list[dict[str, object]]:
     """The sixteen gradients with the largest flushed share, for the evidence."""
     worst = sorted(shares.items(), key=lambda item: -item[1])[:16]
     return [{"root": k[0], "parameter": dotted(k[1], k[3]), "flushed_share": share} for k, share in worst]
-
-
-def _confidence(tensor: GradientSeries, alive: int, steps: int) -> tuple[float, str]:
-    """Confidence and its reason; ``alive`` is the number of non-zero elements."""
-    if alive < 1000:
-        return 0.6, "fewer than 1,000 elements survive"
-    if tensor.steps < 4 or steps < 4:
-        return 0.7, "fewer than four steps were sampled"
-    return 0.9, "the zeros continue the distribution of the survivors at the flush limit"
 
 
 # -- FP32 gradients on a grid -----------------------------------------------------------------------------------------
@@ -230,7 +222,7 @@ def _gridded_series(rows: pd.DataFrame) -> dict[Key, _GriddedSeries]:
     shares = tails.total / (tails.total + column(rows, "numel") - column(rows, "zero"))
     rows = rows.assign(share=shares, lost=tails.mass / (magnitudes(shifted) + tails.mass))
     ids = groups(rows, IDENTITY)
-    first, worst = rows.iloc[firsts(ids)], rows.iloc[[own[0] for own in rows_of(ids, -shares)]]
+    first, worst = rows.iloc[firsts(ids)], rows.iloc[worst_rows(ids, shares)]
     medians = rows[["share", "lost"]].groupby(ids).median().to_numpy().tolist()
     columns = zip(keys(first), first["grid"], np.bincount(ids).tolist(), medians, at(worst), strict=True)
     return {key: _GriddedSeries(own, steps, share, lost, of) for key, own, steps, (share, lost), of in columns}
@@ -274,7 +266,7 @@ def _grid_finding(view: RunView, guilty: Mapping[Key, _GriddedSeries], options: 
             "confidence_reason": "sums and squares are whole multiples of one power of two on every step; the share is "
             "estimated from the survivors",
         },
-        prescriptions=(_prescribe(row, worst, options["flushed_share"] / 10.0, options["margin_binades"]),),
+        prescription=_prescribe(row, worst, options["flushed_share"] / 10.0, options["margin_binades"]),
     )
 
 

@@ -16,7 +16,14 @@ from precdoctor.diagnosis.survey.frames import at, groups, histograms, keys, las
 from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.measures import Floats, column, share, unscaling
 from precdoctor.diagnosis.survey.optimizer_states import SCALE_FREE, decay_of, second_moments
-from precdoctor.diagnosis.survey.parameters import ADAM, HALF, adam_groups, groups_of_parameters, parameter_label
+from precdoctor.diagnosis.survey.parameters import (
+    ADAM,
+    HALF,
+    adam_groups,
+    groups_of_parameters,
+    parameter_label,
+    worst_parameters,
+)
 from precdoctor.diagnosis.survey.rows import Key, Parameter, location, number, parameter_in, tensor_evidence, text
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.histogram import ExponentHistogram
@@ -111,14 +118,12 @@ class _Eps:
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the weight whose gradient is damped most."""
-    eps_values = [e for g in adam_groups(view) if (e := number(g.get("eps"))) is not None and e > 0.0]
+    eps_values = [e for g in adam_groups(view) if (e := number(g.get("eps")) or 0.0) > 0.0]
     others = {text(o.get("class")) for o in view.optimizers} - set(ADAM)
     if not eps_values or others & set(SCALE_FREE):
         return Checked.not_applicable("Adam and AdamW train no weight, or an optimizer like them trains others")
     known = groups_of_parameters(view)
-    of = {
-        p: e for p, (kind, g) in known.items() if kind in ADAM and (e := number(g.get("eps"))) is not None and e > 0.0
-    }
+    of = {p: e for p, (kind, g) in known.items() if kind in ADAM and (e := number(g.get("eps")) or 0.0) > 0.0}
     eps = _Eps(of, min(eps_values), max(eps_values))
     gradients, roots = _weight_gradients(view, eps, options), _recorded_roots(view, eps, options)
     if others:  # as Muon for the matrices, AdamW for the rest: only AdamW's parameters have a second moment
@@ -253,16 +258,13 @@ def _finding(
             "gradient_rms": rms,
             "sqrt_v_rms": root.rms if root is not None else None,
             "step_size_factor": factor,
-            "weights": [
-                {"parameter": parameter_label(parameter_in(k)), "below_eps_share": g.share}
-                for k, g in sorted(guilty.items(), key=lambda item: -item[1].share)[:16]
-            ],
+            "weights": worst_parameters("below_eps_share", {parameter_in(k): g.share for k, g in guilty.items()}),
             **tensor_evidence(row),
             "confidence_reason": "gradients and the recorded sqrt(v) were counted against eps"
             if root is not None
             else "gradients were counted against eps; sqrt(v) is assumed to be of their size",
         },
-        prescriptions=(_prescribe(row.dtype, eps, better, gradient.share, after, factor, rms),),
+        prescription=_prescribe(row.dtype, eps, better, gradient.share, after, factor, rms),
     )
 
 

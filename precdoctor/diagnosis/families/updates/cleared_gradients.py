@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.updates.cleared_gradients_replaced import replaced_finding, replaced_weights
+from precdoctor.diagnosis.claims.words import named, percent, plural
 from precdoctor.diagnosis.survey.frames import (
     AT,
     PARAMETER,
@@ -23,9 +25,10 @@ from precdoctor.diagnosis.survey.frames import (
     rows_of,
     step_values,
 )
-from precdoctor.diagnosis.survey.rows import integer, location
+from precdoctor.diagnosis.survey.parameters import parameter_label, recorded_parameters
+from precdoctor.diagnosis.survey.rows import Parameter, integer, location, tensor_location, text
 from precdoctor.diagnosis.survey.scans import Group, check_facts, evidence_of, facts, stands
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 
 PAGE = RulePage(
     finds="""
@@ -73,7 +76,8 @@ def check(view: RunView, options: Options) -> Checked:
     if view.partial_modules:
         return Checked.not_applicable("modules were left out of the recording")
     rows = _rows(view)
-    steps = _steps(rows)
+    gradients = _weights_with_gradients(rows)
+    steps = _steps(rows, gradients)
     emptied = steps["zeros"] | steps["emptied"]
     given_none = (~steps["fed"] & (emptied | (steps["weights"] <= steps["held"]))).to_numpy()
     for alike in (("rank", "attempt"), ("rank", "attempt", "optimizer")):
@@ -87,15 +91,14 @@ def check(view: RunView, options: Options) -> Checked:
                 continue
             finding = _finding(starved, own.size, _optimizer_of(view, starved), options)
             return Checked([finding], f"{plural(len(starved), 'step')} without a gradient for the optimizer")
-    gradients = _weights_with_gradients(rows)
-    for replaced in filter(None, (replaced_weights(view, process) for process in view.processes)):
-        if (found := replaced_finding(RULE, replaced, gradients, options)) is not None:
-            return Checked([found], f"{plural(len(replaced.weights), 'weight')} in no optimizer")
-    if dropped := facts(view, "dropped"):
-        checked = check_facts(view, ("dropped",), lambda _: 1.0, lambda g: _dropped_finding(view, g), seen="",
-                              keep=lambda g: stands(view, g))  # fmt: skip
-        if checked.findings:
-            return Checked(checked.findings, f"{plural(len(dropped), 'scan')} saw gradients dropped")
+    for process in view.processes:
+        optimizer, weights = _replaced_weights(view, process)
+        if weights and (found := _replaced_finding(process, optimizer, weights, gradients, options)) is not None:
+            return Checked([found], f"{plural(len(weights), 'weight')} in no optimizer")
+    dropped = check_facts(view, ("dropped",), lambda _: 1.0, lambda g: _dropped_finding(view, g), seen="",
+                          keep=lambda g: stands(view, g))  # fmt: skip
+    if dropped.findings:
+        return Checked(dropped.findings, f"{plural(len(facts(view, 'dropped')), 'scan')} saw gradients dropped")
     if steps.empty:
         return Checked.not_applicable("no sampled step made a weight gradient")
     return Checked((), f"the optimizer got gradients on {plural(len(steps), 'step')}, or the weights moved")
@@ -129,13 +132,12 @@ def _rows(view: RunView) -> pd.DataFrame:
     return stepped
 
 
-def _steps(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per process and step on which the backward pass left a non-zero weight gradient.
+def _steps(rows: pd.DataFrame, made: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per process and step of ``made``, the weight gradients that the backward pass left non-zero.
 
     Added columns: ``weights``, the number of weights with such a gradient; ``fed``, whether a gradient given to the
     optimizer, or an update, is not zero; ``emptied``, see :func:`_emptied_steps`.
     """
-    made = _weights_with_gradients(rows)
     given = rows[rows["alive"] & rows["kind"].isin(["weight_grad_step", "update"]) & ~rows["zeros"]]
     ids, fed = groups(made, AT), on_steps(made, set(at(given.iloc[firsts(groups(given, AT))])))
     emptied = on_steps(made, _emptied_steps(rows, made))
@@ -205,14 +207,12 @@ def _finding(starved: pd.DataFrame, of: int, only: str, options: Options) -> Fin
             "last_bad_step": steps[-1],
             "confidence_reason": reason,
         },
-        prescriptions=(
-            Prescription(
-                title="`zero_grad`, `backward`, `step`, in this order: steps on which the optimizer gets its gradients "
-                f"0 -> {of}",
-                change={"order": {"from": "zero_grad before step", "to": "zero_grad before backward"}},
-                predicted={"steps_with_gradients": {"from": 0, "to": of}},
-                snippet="optimizer.zero_grad()\nloss.backward()\noptimizer.step()\n",
-            ),
+        prescription=Prescription(
+            title="`zero_grad`, `backward`, `step`, in this order: steps on which the optimizer gets its gradients "
+            f"0 -> {of}",
+            change={"order": {"from": "zero_grad before step", "to": "zero_grad before backward"}},
+            predicted={"steps_with_gradients": {"from": 0, "to": of}},
+            snippet="optimizer.zero_grad()\nloss.backward()\noptimizer.step()\n",
         ),
     )
 
@@ -233,14 +233,94 @@ def _dropped_finding(view: RunView, group: Group) -> Finding:
         ),
         location=replace(location(None, Phase.OPTIMIZER, fact.process, group.steps[0]), source=fact.source),
         evidence=evidence_of(group, {}, reason) | {"micro_steps": most},
-        prescriptions=(
-            Prescription(
-                title=f"zero the gradients once per step, in front of the loop: micro-steps that count 1 -> {most}",
-                change={"order": {"from": "zero_grad in each micro-step", "to": "zero_grad once per step"}},
-                predicted={"micro_steps": {"from": 1, "to": most}},
-                snippet="optimizer.zero_grad()\nfor batch in micro_batches:\n"
-                "    (compute_loss(batch) / len(micro_batches)).backward()\noptimizer.step()\n",
-            ),
+        prescription=Prescription(
+            title=f"zero the gradients once per step, in front of the loop: micro-steps that count 1 -> {most}",
+            change={"order": {"from": "zero_grad in each micro-step", "to": "zero_grad once per step"}},
+            predicted={"micro_steps": {"from": 1, "to": most}},
+            snippet="optimizer.zero_grad()\nfor batch in micro_batches:\n"
+            "    (compute_loss(batch) / len(micro_batches)).backward()\noptimizer.step()\n",
+        ),
+    )
+
+
+# -- parameters that were replaced after the optimizer was made --------------------------------------------------------
+#
+# An optimizer holds tensors of no model, while the model's own weights are held by none: a new head,
+# ``load_state_dict`` with ``assign=True``, a layer that was rebuilt or parametrized.
+
+_SNIPPET = """model = build()  # replace layers, load, convert and wrap first
+optimizer = torch.optim.AdamW(model.parameters())  # then
+"""
+
+
+def _replaced_weights(view: RunView, process: Process) -> tuple[str, frozenset[Parameter]]:
+    """Return an optimizer, and the weights that no optimizer holds and whose shapes its unused parameters have.
+
+    Empty if the process has no such weights, or the log is too old to tell.
+    """
+    free: dict[tuple[int, ...], list[Parameter]] = {}
+    for place, p in recorded_parameters(view, process):
+        if p.get("requires_grad") and p.get("group") is None and p.get("shape") is not None:
+            free.setdefault(tuple(p["shape"]), []).append(place)
+    for optimizer in view.facts(process).get("optimizers") or ():
+        unused = Counter(shape for g in optimizer.get("groups") or () for shape in _unused_shapes(g))
+        found = frozenset(p for shape, n in unused.items() if len(own := free.get(shape, ())) <= n for p in own)
+        if found:
+            return text(optimizer.get("name")), found
+    return "", frozenset()
+
+
+def _unused_shapes(group: Mapping[str, Any]) -> list[tuple[int, ...]]:
+    shapes = group.get("unused")
+    lists = shapes if isinstance(shapes, list) else []
+    return [tuple(shape) for shape in lists if isinstance(shape, list) and all(type(n) is int for n in shape)]
+
+
+def _replaced_finding(
+    process: Process, optimizer: str, replaced: frozenset[Parameter], gradients: pd.DataFrame, options: Options
+) -> Finding | None:
+    """Return the finding about replaced weights; None unless they get gradients on enough sampled steps.
+
+    Args:
+        process, optimizer, replaced: as in :func:`_replaced_weights`.
+        gradients: one row per step and weight whose gradient, after the backward pass, is not all zeros.
+        options: of the rule.
+    """
+    rows = gradients[(gradients["rank"] == process.rank) & (gradients["attempt"] == process.attempt)]
+    rows = rows[[place in replaced for place in parameters(rows)]]
+    steps = sorted(set(rows["step"].tolist()))
+    if len(steps) < options["min_steps"]:
+        return None
+    first = rows.iloc[firsts(groups(rows, IDENTITY))]
+    weights = sorted(set(parameters(first)))
+    labels = [parameter_label(p) for p in weights]
+    count = len(weights)
+    root = weights[0][0]
+    modules = {module for _, module, _ in weights}
+    module = modules.pop() if len(modules) == 1 else ""  # else the whole model is the place
+    return RULE.finding(
+        confidence=0.95,
+        title=f"no optimizer holds {plural(count, 'weight')} of `{module or root}`, and `{optimizer}` holds "
+        "as many of the same shapes that no model has",
+        message=(
+            f"{named(labels)} got non-zero gradients on {plural(len(steps), 'sampled step')} (limit "
+            f"{options['min_steps']:g}), and no optimizer holds them. `{optimizer}` holds {count:,} of the "
+            "same shapes that belong to no model and had no gradient at its first step. Most likely the parameters "
+            "were replaced after the optimizer was made; those in the model stay as they are."
+        ),
+        location=tensor_location((root, module), "", "weight_grad", Phase.OPTIMIZER, process, steps[0]),
+        evidence={
+            "weights": labels[:16],
+            "optimizer": optimizer,
+            "steps": len(steps),
+            "limit": options["min_steps"],
+            "confidence_reason": "parameters were compared by identity when the log of the process was written",
+        },
+        prescription=Prescription(
+            title=f"make the optimizer after the model has its final parameters: weights in no optimizer {count} -> 0",
+            change={"order": {"from": "optimizer, then model", "to": "model, then optimizer"}},
+            predicted={"weights_in_no_optimizer": {"from": count, "to": 0}},
+            snippet=_SNIPPET,
         ),
     )
 

@@ -57,7 +57,6 @@ def _finding(
 ) -> Finding:
     peak, first, last = max(s.lr or 0.0 for s in known), idle[0], idle[-1].lr or 0.0
     share = len(idle) / len(known)
-    advice = "advance the schedule once per epoch, or stretch it over the run"
     return RULE.finding(
         confidence=0.9,
         title=f"the learning rate has decayed to {last:.3g}: the last {len(idle):,} of {len(known):,} steps of "
@@ -76,14 +75,12 @@ def _finding(
             "last_rate": last,
             "confidence_reason": "the learning rate is recorded on every step",
         },
-        prescriptions=(
-            Prescription(
-                title=f"{advice}: idle steps {len(idle):,} -> 0",
-                change={"schedule": {"from": "per batch", "to": "per epoch"}},
-                predicted={"idle_steps": {"from": len(idle), "to": 0}},
-                snippet="for epoch in range(epochs):\n    for batch in loader:\n        ...\n        optimizer.step()\n"
-                "    scheduler.step()  # or after each batch, with a schedule as long as epochs * len(loader)\n",
-            ),
+        prescription=Prescription(
+            title=f"advance the schedule once per epoch, or stretch it over the run: idle steps {len(idle):,} -> 0",
+            change={"schedule": {"from": "per batch", "to": "per epoch"}},
+            predicted={"idle_steps": {"from": len(idle), "to": 0}},
+            snippet="for epoch in range(epochs):\n    for batch in loader:\n        ...\n        optimizer.step()\n"
+            "    scheduler.step()  # or after each batch, with a schedule as long as epochs * len(loader)\n",
         ),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from precdoctor.diagnosis.advice.wide_weights import fp32_weights, wide_weights, widened_bytes, widened_elements
@@ -13,10 +13,9 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption,
 from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import (
     Counts,
-    rate_words,
+    listed_updates,
     survey,
     usable_steps,
-    weight_range,
 )
 from precdoctor.diagnosis.families.updates.lost_weight_updates_large import (
     large_finding,
@@ -25,9 +24,9 @@ from precdoctor.diagnosis.families.updates.lost_weight_updates_large import (
     still_finding,
     still_weights,
 )
-from precdoctor.diagnosis.families.updates.lost_weight_updates_rounding import Moves, Proof, Rounding, rounding_of
-from precdoctor.diagnosis.survey.parameters import is_bare, parameter_label
-from precdoctor.diagnosis.survey.rows import Key, known_format, parameter_in, tensor_location, text
+from precdoctor.diagnosis.families.updates.lost_weight_updates_rounding import Moves, Rounding, rounding_of
+from precdoctor.diagnosis.survey.parameters import is_bare, recorded_parameters
+from precdoctor.diagnosis.survey.rows import known_format, tensor_location, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.formats import FORMATS, FP32
 
@@ -96,17 +95,17 @@ _DETERMINISTIC = ("Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "LBFGS",
 class _Narrow:
     """Update counts of all narrow weights; ``stuck``: of those that lose `stuck_share` of their updates or more."""
 
-    weights: Mapping[Key, Counts]
-    stuck: Mapping[Key, Counts]
+    weights: Sequence[Counts]
+    stuck: Sequence[Counts]
 
     @property
     def intended(self) -> float:
-        return sum(p.intended for p in self.weights.values())
+        return sum(p.intended for p in self.weights)
 
     @property
     def share(self) -> float:
         """Lost share of the intended updates; 0 if none was intended."""
-        return sum(p.lost for p in self.weights.values()) / self.intended if self.intended else 0.0
+        return sum(p.lost for p in self.weights) / self.intended if self.intended else 0.0
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -117,7 +116,7 @@ def check(view: RunView, options: Options) -> Checked:
     usable = usable_steps(view, options["lr_share"])
     narrow = _narrow(view, usable, options)
     large = large_weights(view, usable, options["large_weight"])
-    stuck = [p for p in large if lose_updates(p, options["lost_share"], options["large_steps"])]
+    stuck = [(p, ulp) for p, ulp in large if lose_updates(p, options["lost_share"], options["large_steps"])]
     if stuck:
         wide = large_finding(RULE, view, stuck, options["lost_share"])
         reason = f"{percent(wide.evidence['lost_share'])} of the updates of a large FP32 weight lost"
@@ -135,13 +134,12 @@ def _narrow(view: RunView, usable: set[tuple[Process, int]], options: Options) -
     if not weights:
         return None
     seen = f"the updates of {plural(len(weights), 'narrow weight')}"
-    narrow = _Narrow(weights, {k: p for k, p in weights.items() if p.share >= options["stuck_share"]})
+    narrow = _Narrow(weights, [p for p in weights if p.share >= options["stuck_share"]])
     share = narrow.share
     if share < options["lost_share"] and not narrow.stuck:
         return Checked((), f"{seen}: {percent(share)} lost (limit {percent(options['lost_share'])})")
     foreign = _unknown_optimizer(view)
-    proof = Proof(options["min_moves"], options["moved_share"], options["still_steps"])
-    moves = rounding_of(view, usable, _NARROW, proof) if foreign else None
+    moves = rounding_of(view, usable, _NARROW, options) if foreign else None
     if moves is not None and moves.rounding is Rounding.UNBIASED:
         reason = f"{seen}: {percent(share)} leave the weight as it is, but {foreign} rounds without bias"
         return Checked((), f"{reason}: large weights moved {moves.seen:,} times ({moves.expected:,.0f} expected)")
@@ -161,8 +159,7 @@ def _without_finding(view: RunView, large: int, options: Options) -> Checked:
     dtypes = {
         text(p.get("dtype"))
         for process in view.processes
-        for root in view.facts(process).get("roots") or ()
-        for p in root.get("parameters") or ()
+        for _, p in recorded_parameters(view, process)
         if p.get("requires_grad")
     }
     if dtypes.intersection(_NARROW) and view.trains:
@@ -175,20 +172,19 @@ def _finding(view: RunView, narrow: _Narrow, options: Options, moves: Moves | No
     general = share >= options["lost_share"]
     in_doubt = moves is not None and moves.rounding is Rounding.UNKNOWN
     pool = narrow.weights if general else stuck
-    key, worst = max(pool.items(), key=lambda item: (item[1].lost, item[1].share))
+    worst = max(pool, key=lambda p: (p.lost, p.share))
     process, step = worst.last
     fmt = known_format(worst.dtype)
     name = f"{worst.dtype} ({fmt.mantissa_bits + 1} significant bits)" if fmt is not None else worst.dtype
-    parameter = parameter_label(parameter_in(key))
     if general:
         title = f"{percent(share)} of the weight updates are lost in {worst.dtype}"
         severity = Severity.ERROR if share >= options["error_share"] else Severity.WARNING
         severity = Severity.INFO if in_doubt else severity
     else:
-        title = f"{plural(len(stuck), 'tensor')} in {worst.dtype} stand still, `{parameter}` the largest"
+        title = f"{plural(len(stuck), 'tensor')} in {worst.dtype} stand still, `{worst.name}` the largest"
         severity = Severity.INFO
-    over = f"over {plural(max(p.steps for p in narrow.weights.values()), 'step')}{rate_words(view, process, step)}"
-    message = f"{_share_words(narrow, (parameter, worst, name), over, options)} {_fp32_words(view, moves)}"
+    over = f"over {plural(max(p.steps for p in narrow.weights), 'step')}{worst.rate_words(view)}"
+    message = f"{_share_words(narrow, worst, name, over, options)} {_fp32_words(view, moves)}"
     confidence, why = _confidence(view, worst, moves)
     if share < options["error_share"]:
         confidence, why = min(confidence, 0.8), f"{why}; most updates stick, so another fault may weigh more"
@@ -197,38 +193,34 @@ def _finding(view: RunView, narrow: _Narrow, options: Options, moves: Moves | No
         "limit": options["lost_share" if general else "stuck_share"],
         "worst_lost_share": worst.share,
         "stuck_tensors": len(stuck),
-        "tensors": [
-            {"root": k[0], "parameter": parameter_label(parameter_in(k)), "lost_share": p.share}
-            for k, p in sorted(narrow.weights.items(), key=lambda item: -item[1].lost)[:16]
-        ],
-        "relative_update": {"exp_lo": worst.relative.lo, "exp_hist": worst.relative.counts.tolist()},
+        **listed_updates(worst, sorted(narrow.weights, key=lambda p: -p.lost)),
         "confidence_reason": why,
     }
     if moves is not None:
         evidence["moves_of_largest_weights"] = {"expected": moves.expected, "seen": moves.seen, "steps": moves.steps}
-    evidence |= weight_range(view, key, worst)
+    evidence |= worst.weight_range(view)
     return RULE.finding(
         severity=severity,
         confidence=confidence,
         title=title,
         message=message,
-        location=tensor_location(key, worst.module_class, "update", Phase.OPTIMIZER, process, step),
+        location=tensor_location(worst.key, worst.module_class, "update", Phase.OPTIMIZER, process, step),
         evidence=evidence,
-        prescriptions=(_prescribe(view, narrow, worst.dtype),),
+        prescription=_prescribe(view, narrow, worst.dtype),
     )
 
 
-def _share_words(narrow: _Narrow, shown: tuple[str, Counts, str], over: str, options: Options) -> str:
-    """State lost share and limit in a sentence; ``shown``: name, update counts and format in words of one weight."""
-    share, (parameter, worst, name) = narrow.share, shown
+def _share_words(narrow: _Narrow, worst: Counts, name: str, over: str, options: Options) -> str:
+    """State lost share and limit in a sentence; ``name``: the format of the ``worst`` weight in words."""
+    share = narrow.share
     if share >= options["lost_share"]:
         return (
             f"{percent(share)} of the intended updates of {plural(len(narrow.weights), 'weight')} in {name} left the "
             f"weight unchanged (limit {percent(options['lost_share'])}), {over}; {percent(worst.share)} in "
-            f"`{parameter}`."
+            f"`{worst.name}`."
         )
     return (
-        f"{percent(worst.share)} of the intended updates of `{parameter}` in {name} left it unchanged (limit of a "
+        f"{percent(worst.share)} of the intended updates of `{worst.name}` in {name} left it unchanged (limit of a "
         f"single weight {percent(options['stuck_share'])}), {over}. {plural(len(narrow.stuck), 'weight')} of "
         f"{len(narrow.weights):,} above that limit. Over all weights {percent(share)} of the updates are lost; from "
         f"{percent(options['lost_share'])} on that is a warning."
@@ -270,11 +262,11 @@ def _confidence(view: RunView, worst: Counts, moves: Moves | None) -> tuple[floa
 
 
 def _prescribe(view: RunView, narrow: _Narrow, dtype: str) -> Prescription:
-    elements = widened_elements(view, _NARROW, sum(p.numel for p in narrow.weights.values()))
+    elements = widened_elements(view, _NARROW, sum(p.numel for p in narrow.weights))
     fmt = known_format(dtype)
     extra = widened_bytes(view, elements, 2 if fmt is None or fmt.bits > 8 else 1)
-    bare = all(is_bare(k[1], k[3]) for k in narrow.weights)
-    fp32_lost = sum(map(_lost_in_fp32, narrow.weights.values()))
+    bare = all(is_bare(p.key[1], p.key[3]) for p in narrow.weights)
+    fp32_lost = sum(map(_lost_in_fp32, narrow.weights))
     after = fp32_lost / narrow.intended if narrow.intended else 0.0
     return Prescription(
         title=f"keep {fp32_weights(view, _NARROW)}, compute BF16: lost {percent(narrow.share)} -> "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,8 @@ import pandas as pd
 
 from precdoctor.diagnosis.survey.frames import at, firsts, groups, histograms, keys, lasts, on_steps, rows_of
 from precdoctor.diagnosis.survey.measures import Floats, column
-from precdoctor.diagnosis.survey.rows import Key, TensorRow, known_format, range_evidence, text
+from precdoctor.diagnosis.survey.parameters import parameter_label
+from precdoctor.diagnosis.survey.rows import Key, known_format, parameter_in, range_evidence, text
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.histogram import ExponentHistogram, Histograms
 
@@ -23,12 +25,14 @@ class Counts:
     """Lost and intended updates of one parameter, in elements, over the usable steps.
 
     Attributes:
+        key: identity of its updates.
         last: process and step of the last row.
         relative: histogram of exponent(dw) - exponent(w); empty if the gradient stands in for the update.
         by_step: lost and intended updates of each row on a usable step (one per rank), in the log's order; shape
             ``(rows, 2)``.
     """
 
+    key: Key
     dtype: str
     module_class: str
     numel: int
@@ -37,6 +41,11 @@ class Counts:
     by_step: Floats
     #: Number of usable steps with a row, whatever the number of ranks.
     steps: int
+
+    @property
+    def name(self) -> str:
+        """The name of the parameter in messages."""
+        return parameter_label(parameter_in(self.key))
 
     @property
     def lost(self) -> float:
@@ -52,6 +61,30 @@ class Counts:
     def share(self) -> float:
         """Lost share of the intended updates; 0 if none was intended."""
         return self.lost / self.intended if self.intended else 0.0
+
+    def rate_words(self, view: RunView) -> str:
+        """`` at learning rates up to 0.001``, of the optimizer that makes the last step; empty if no rate is known."""
+        process, step = self.last
+        facts = view.step_facts(process, step)
+        rates = [s.lr for s in view.timeline.get(process, ()) if s.lr and facts and s.optimizer == facts.optimizer]
+        return f" at learning rates up to {max(rates):.3g}" if rates else ""
+
+    def weight_range(self, view: RunView) -> dict[str, Any]:
+        """Return the ``range`` entry of the evidence: the weight on its last step, and in words its ulp and update.
+
+        Empty if the weight was not recorded on that step.
+        """
+        own = [r for r in view.rows(*self.last) if r.owner == parameter_in(self.key)]
+        weight, update = (next((r for r in own if r.kind == kind), None) for kind in ("weight", "update"))
+        if weight is None:
+            return {}
+        words, fmt = "weight", known_format(weight.dtype)
+        if fmt is not None and weight.amax and math.isfinite(weight.amax):
+            half = 0.5 * fmt.ulp_at_one * 2.0 ** math.floor(math.log2(weight.amax))
+            words += f", half an ulp {half:.3g} at its amax"
+            if update is not None and update.amax is not None:
+                words += f"; the largest update is {update.amax:.3g}"
+        return {"range": {**range_evidence(weight), "tensor": words}}
 
 
 def is_update_guessed(view: RunView) -> bool:
@@ -73,8 +106,8 @@ def usable_steps(view: RunView, lr_share: float) -> set[tuple[Process, int]]:
 
 def survey(
     view: RunView, usable: set[tuple[Process, int]], dtypes: tuple[str, ...], beyond: int | None = None
-) -> dict[Key, Counts]:
-    """Count the updates of every parameter in one of ``dtypes``.
+) -> list[Counts]:
+    """Count the updates of every parameter in one of ``dtypes``, in the log's order.
 
     Args:
         beyond: updates more than this many binades below their weight count neither as lost nor as intended.
@@ -88,13 +121,12 @@ def survey(
     ids = groups(frame, IDENTITY)
     first, last = frame.iloc[firsts(ids)], frame.iloc[lasts(ids)]
     summed = relative.merged(ids, len(first))
-    columns = (first["dtype"], first["module_class"].map(text), last["numel"], at(last))
-    described = enumerate(zip(keys(first), zip(*columns, strict=True), rows_of(ids), strict=True))
+    columns = (keys(first), first["dtype"], first["module_class"].map(text), last["numel"], at(last))
     step = frame["step"].to_numpy()
-    return {
-        key: Counts(*values, summed.row(i), counts[rows], np.unique(step[rows]).size)
-        for i, (key, values, rows) in described
-    }
+    return [
+        Counts(*values, summed.row(i), counts[rows], np.unique(step[rows]).size)
+        for i, (values, rows) in enumerate(zip(zip(*columns, strict=True), rows_of(ids), strict=True))
+    ]
 
 
 def lost_and_intended(frame: pd.DataFrame, relative: Histograms, beyond: int | None) -> Floats:
@@ -104,31 +136,9 @@ def lost_and_intended(frame: pd.DataFrame, relative: Histograms, beyond: int | N
     return np.maximum(both, 0.0)
 
 
-def rate_words(view: RunView, process: Process, step: int) -> str:
-    """`` at learning rates up to 0.001``, of the optimizer that makes ``step``; empty if no rate is known."""
-    facts = view.step_facts(process, step)
-    rates = [s.lr for s in view.timeline.get(process, ()) if s.lr and facts and s.optimizer == facts.optimizer]
-    return f" at learning rates up to {max(rates):.3g}" if rates else ""
-
-
-def weight_range(view: RunView, key: Key, counts: Counts) -> dict[str, Any]:
-    """Return the ``range`` entry of the evidence: the weight on its last step, and in words its ulp and update.
-
-    Empty if the weight was not recorded on that step.
-    """
-    weight = _row(view, key, counts, "weight")
-    if weight is None:
-        return {}
-    words, fmt, update = "weight", known_format(weight.dtype), _row(view, key, counts, "update")
-    if fmt is not None and weight.amax and math.isfinite(weight.amax):
-        half = 0.5 * fmt.ulp_at_one * 2.0 ** math.floor(math.log2(weight.amax))
-        words += f", half an ulp {half:.3g} at its amax"
-        if update is not None and update.amax is not None:
-            words += f"; the largest update is {update.amax:.3g}"
-    return {"range": {**range_evidence(weight), "tensor": words}}
-
-
-def _row(view: RunView, key: Key, counts: Counts, kind: str) -> TensorRow | None:
-    """Return the parameter's row of this kind on its last step; None if there is none."""
-    rows = view.rows(*counts.last)
-    return next((r for r in rows if r.kind == kind and r.key[:2] == key[:2] and r.name == key[3]), None)
+def listed_updates(worst: Counts, weights: Sequence[Counts]) -> dict[str, Any]:
+    """Return the entries ``tensors``, the first 16 of ``weights``, and ``relative_update`` of the evidence."""
+    return {
+        "tensors": [{"root": p.key[0], "parameter": p.name, "lost_share": p.share} for p in weights[:16]],
+        "relative_update": {"exp_lo": worst.relative.lo, "exp_hist": worst.relative.counts.tolist()},
+    }

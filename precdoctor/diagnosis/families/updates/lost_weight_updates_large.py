@@ -9,8 +9,6 @@ clipping norm or a factor in front of it is off by orders of magnitude.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
@@ -19,14 +17,13 @@ from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import (
     Counts,
     is_update_guessed,
-    rate_words,
+    listed_updates,
     survey,
-    weight_range,
 )
 from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys
 from precdoctor.diagnosis.survey.measures import share
-from precdoctor.diagnosis.survey.parameters import parameter_label, states_per_parameter
-from precdoctor.diagnosis.survey.rows import Key, parameter_in, tensor_location
+from precdoctor.diagnosis.survey.parameters import states_per_parameter
+from precdoctor.diagnosis.survey.rows import tensor_location
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.formats import FP32, FP64
 from precdoctor.numerics.histogram import ExponentHistogram, bin_of
@@ -35,23 +32,11 @@ from precdoctor.numerics.histogram import ExponentHistogram, bin_of
 _USUAL = -10
 
 
-@dataclass(frozen=True)
-class Large:
-    """An FP32 parameter with the counts of its updates."""
+def large_weights(view: RunView, usable: set[tuple[Process, int]], least: float) -> list[tuple[Counts, float]]:
+    """Return FP32 parameters with at least half of their elements above ``least``, in the log's order.
 
-    key: Key
-    counts: Counts
-    #: Spacing of FP32 numbers at its largest element; 0 from :func:`still_weights`, which does not need it.
-    ulp: float
-
-    @property
-    def name(self) -> str:
-        """The name in ``named_parameters``."""
-        return parameter_label(parameter_in(self.key))
-
-
-def large_weights(view: RunView, usable: set[tuple[Process, int]], least: float) -> list[Large]:
-    """FP32 parameters with at least half of their elements above ``least``, in the log's order."""
+    Each with the spacing of FP32 numbers at its largest element.
+    """
     edge = bin_of(least) + 1  # a bin includes its upper end, a power of two: ``least`` itself does not count
     columns = ("exp_lo", "exp_hist")
     frame = view.measured((), ("weight",), columns=columns, where=[("dtype", "in", ("float32",))])
@@ -61,14 +46,11 @@ def large_weights(view: RunView, usable: set[tuple[Process, int]], least: float)
     named = frame.iloc[firsts(ids)]
     values = histograms(frame).merged(ids, len(named))
     mostly = 2 * (values.total - values.below(edge)) >= values.total
-    large = {key: values.row(i) for i, key in enumerate(keys(named)) if mostly[i]}
-    if not large:
-        return []
-    counts = survey(view, usable, ("float32",))
-    return [Large(k, c, _ulp(large[k])) for k, c in counts.items() if k in large]
+    large = {key: _ulp(values.row(i)) for i, key in enumerate(keys(named)) if mostly[i]}
+    return [(c, large[c.key]) for c in survey(view, usable, ("float32",)) if c.key in large] if large else []
 
 
-def still_weights(view: RunView, usable: set[tuple[Process, int]], limit: float, least_steps: float) -> list[Large]:
+def still_weights(view: RunView, usable: set[tuple[Process, int]], limit: float, least_steps: float) -> list[Counts]:
     """Return FP32 matrices that lose nearly all updates in both halves of the run and on their last recorded step.
 
     A weight behind a gate that begins at zero (ReZero, SkipInit) is trained once the gate has opened. That is often
@@ -81,32 +63,20 @@ def still_weights(view: RunView, usable: set[tuple[Process, int]], limit: float,
         return []
     frame = view.measured(("dimensions",), ("update",), where=[("dtype", "in", ("float32",))])
     matrices = set(keys(frame[frame["dimensions"] >= 2]))
-    still = [
-        Large(key, counts, 0.0)
-        for key, counts in survey(view, usable, ("float32",)).items()
-        if key in matrices and "Embedding" not in counts.module_class
-    ]
-    return [
-        p
-        for p in still
-        if p.counts.relative.total and lose_updates(p, limit, least_steps) and _loses_last_updates(p, limit)
-    ]
+    counts = [c for c in survey(view, usable, ("float32",)) if c.key in matrices and "Embedding" not in c.module_class]
+    still = [c for c in counts if c.relative.total and lose_updates(c, limit, least_steps)]
+    return [c for c in still if c.by_step[-1, 0] >= limit * c.by_step[-1, 1]]
 
 
-def _loses_last_updates(parameter: Large, limit: float) -> bool:
-    """Return whether the parameter loses ``limit`` of its intended updates on its last recorded step."""
-    lost, intended = parameter.counts.by_step[-1].tolist()
-    return bool(lost >= limit * intended)
-
-
-def still_finding(rule: Rule, view: RunView, still: list[Large], limit: float) -> Finding:
+def still_finding(rule: Rule, view: RunView, still: list[Counts], limit: float) -> Finding:
     """Return one finding about all ``still`` weights, located at the largest."""
-    worst = max(still, key=lambda p: (p.counts.numel, p.counts.share))
-    counts, (process, step) = worst.counts, worst.counts.last
+    worst = max(still, key=lambda c: (c.numel, c.share))
+    process, step = worst.last
     norms = [s.clip_norm for s in view.timeline.get(process, ()) if s.clip_norm]
     more = f" (and {plural(len(still) - 1, 'more weight')})" if len(still) > 1 else ""
-    binade = counts.relative.lo + int(np.searchsorted(np.cumsum(counts.relative.counts), counts.relative.total / 2))
-    rates = rate_words(view, process, step)
+    relative = worst.relative
+    binade = relative.lo + int(np.searchsorted(np.cumsum(relative.counts), relative.total / 2))
+    rates = worst.rate_words(view)
     clipped = f", clipped to a norm of {min(norms):.3g}" if norms and rates else ""
     factor = 2.0 ** (_USUAL - binade)
     return rule.finding(
@@ -114,37 +84,34 @@ def still_finding(rule: Rule, view: RunView, still: list[Large], limit: float) -
         confidence=0.8,
         title=f"`{worst.name}`{more} stands still: its updates are 2^{binade} of it, too small for FP32",
         message=(
-            f"{percent(counts.share)} of the intended updates of `{worst.name}`{more} left the FP32 weight unchanged "
-            f"(limit {percent(limit)} in either half of the run), over {plural(counts.steps, 'step')}{rates}{clipped}"
+            f"{percent(worst.share)} of the intended updates of `{worst.name}`{more} left the FP32 weight unchanged "
+            f"(limit {percent(limit)} in either half of the run), over {plural(worst.steps, 'step')}{rates}{clipped}"
             f". The median update is 2^{binade} of its weight; half a unit in the last place is 2^-25 to 2^-24. "
             "Training is usual at 2^-10."
         ),
-        location=tensor_location(worst.key, counts.module_class, "update", Phase.OPTIMIZER, process, step),
+        location=tensor_location(worst.key, worst.module_class, "update", Phase.OPTIMIZER, process, step),
         evidence={
-            "lost_share": counts.share,
+            "lost_share": worst.share,
             "limit": limit,
-            "tensors": [{"root": p.key[0], "parameter": p.name, "lost_share": p.counts.share} for p in still[:16]],
-            "relative_update": {"exp_lo": counts.relative.lo, "exp_hist": counts.relative.counts.tolist()},
+            **listed_updates(worst, still),
             "confidence_reason": "intended updates recomputed from optimizer state",
         },
-        prescriptions=(
-            Prescription(
-                title=f"larger updates: the learning rate, the clipping norm or the factor in front of `{worst.name}` "
-                f"times {factor:.1g}: lost {percent(counts.share)} -> 0 %",
-                change={"update_factor": factor, "parameter": worst.name},
-                predicted={"lost_share": {"from": counts.share, "to": 0.0}},
-                snippet=f"for group in optimizer.param_groups:\n    group['lr'] *= {factor:.1g}\n",
-            ),
+        prescription=Prescription(
+            title=f"larger updates: the learning rate, the clipping norm or the factor in front of `{worst.name}` "
+            f"times {factor:.1g}: lost {percent(worst.share)} -> 0 %",
+            change={"update_factor": factor, "parameter": worst.name},
+            predicted={"lost_share": {"from": worst.share, "to": 0.0}},
+            snippet=f"for group in optimizer.param_groups:\n    group['lr'] *= {factor:.1g}\n",
         ),
     )
 
 
-def lose_updates(parameter: Large, limit: float, least_steps: float) -> bool:
+def lose_updates(parameter: Counts, limit: float, least_steps: float) -> bool:
     """Return whether the parameter loses ``limit`` of its updates in both halves of the run.
 
     A weight that has converged loses them only in the newer half. False with fewer than ``least_steps`` usable steps.
     """
-    steps = parameter.counts.by_step
+    steps = parameter.by_step
     if len(steps) < least_steps:
         return False
     middle = len(steps) // 2
@@ -152,37 +119,35 @@ def lose_updates(parameter: Large, limit: float, least_steps: float) -> bool:
     return bool((np.nan_to_num(share(lost, intended)) >= limit).all())
 
 
-def large_finding(rule: Rule, view: RunView, stuck: list[Large], limit: float) -> Finding:
+def large_finding(rule: Rule, view: RunView, stuck: list[tuple[Counts, float]], limit: float) -> Finding:
     """Return one finding about all ``stuck`` weights, located at the one that loses most."""
-    worst = max(stuck, key=lambda p: (p.counts.share, p.counts.lost))
-    counts, (process, step) = worst.counts, worst.counts.last
+    worst, ulp = max(stuck, key=lambda both: (both[0].share, both[0].lost))
+    process, step = worst.last
     more = f" (and {plural(len(stuck) - 1, 'more parameter')})" if len(stuck) > 1 else ""
     message = (
-        f"{percent(counts.share)} of the intended updates of `{worst.name}`{more} left the FP32 weight unchanged "
-        f"(limit {percent(limit)}), over {plural(counts.steps, 'step')}{rate_words(view, process, step)}: its largest "
-        f"elements are {worst.ulp:.3g} apart in FP32, and a step of less than half of that is gone. Lost updates do "
+        f"{percent(worst.share)} of the intended updates of `{worst.name}`{more} left the FP32 weight unchanged "
+        f"(limit {percent(limit)}), over {plural(worst.steps, 'step')}{worst.rate_words(view)}: its largest "
+        f"elements are {ulp:.3g} apart in FP32, and a step of less than half of that is gone. Lost updates do "
         "not add up."
     )
     exact = not is_update_guessed(view)
-    evidence: dict[str, object] = {
-        "lost_share": counts.share,
-        "limit": limit,
-        "spacing": worst.ulp,
-        "tensors": [{"root": p.key[0], "parameter": p.name, "lost_share": p.counts.share} for p in stuck[:16]],
-        "relative_update": {"exp_lo": counts.relative.lo, "exp_hist": counts.relative.counts.tolist()},
-        "confidence_reason": "intended updates recomputed from optimizer state"
-        if exact
-        else "intended taken as gradient not zero",
-    }
-    evidence |= weight_range(view, worst.key, counts)
     return rule.finding(
         severity=Severity.WARNING,
         confidence=0.9 if exact else 0.7,
-        title=f"{percent(counts.share)} of the updates of `{worst.name}` are lost in FP32: "
-        f"its values are {worst.ulp:.3g} apart",
+        title=f"{percent(worst.share)} of the updates of `{worst.name}` are lost in FP32: "
+        f"its values are {ulp:.3g} apart",
         message=message,
-        location=tensor_location(worst.key, counts.module_class, "update", Phase.OPTIMIZER, process, step),
-        evidence=evidence,
+        location=tensor_location(worst.key, worst.module_class, "update", Phase.OPTIMIZER, process, step),
+        evidence={
+            "lost_share": worst.share,
+            "limit": limit,
+            "spacing": ulp,
+            **listed_updates(worst, [counts for counts, _ in stuck]),
+            "confidence_reason": "intended updates recomputed from optimizer state"
+            if exact
+            else "intended taken as gradient not zero",
+            **worst.weight_range(view),
+        },
         prescriptions=(_offset(worst), _float64(view, worst)),
     )
 
@@ -193,13 +158,13 @@ def _ulp(values: ExponentHistogram) -> float:
     return 2.0 ** (trimmed.lo + trimmed.counts.size - 1 - FP32.mantissa_bits)
 
 
-def _offset(parameter: Large) -> Prescription:
+def _offset(parameter: Counts) -> Prescription:
     """Prescribe a fixed offset and a learnt residual: FP32 resolves the residual, because it is a sum of updates."""
     leaf = parameter.key[3]
     return Prescription(
-        title=f"learn the distance from a fixed offset: lost {percent(parameter.counts.share)} -> 0 %",
+        title=f"learn the distance from a fixed offset: lost {percent(parameter.share)} -> 0 %",
         change={"parametrisation": {"module": parameter.key[1], "from": leaf, "to": f"{leaf}_offset + residual"}},
-        predicted={"lost_share": {"from": parameter.counts.share, "to": 0.0}},
+        predicted={"lost_share": {"from": parameter.share, "to": 0.0}},
         snippet=(
             "# in __init__: the large part is fixed, the small part is learnt\n"
             f'self.register_buffer("{leaf}_offset", initial)\n'
@@ -210,15 +175,16 @@ def _offset(parameter: Large) -> Prescription:
     )
 
 
-def _float64(view: RunView, parameter: Large) -> Prescription:
+def _float64(view: RunView, parameter: Counts) -> Prescription:
     """Prescribe FP64 for this parameter, with the bytes it costs."""
-    counts = parameter.counts
-    total = counts.relative.total
-    after = counts.relative[: -FP64.mantissa_bits - 2].total / total if total else 0.0
-    extra = 4 * counts.numel * (2 + states_per_parameter(view))  # weight, gradient and state follow the weight's format
+    total = parameter.relative.total
+    after = parameter.relative[: -FP64.mantissa_bits - 2].total / total if total else 0.0
+    extra = (
+        4 * parameter.numel * (2 + states_per_parameter(view))
+    )  # weight, gradient and state follow the weight's format
     return Prescription(
-        title=f"keep `{parameter.name}` in FP64: lost {percent(counts.share)} -> {percent(after)}, +{memory(extra)}",
+        title=f"keep `{parameter.name}` in FP64: lost {percent(parameter.share)} -> {percent(after)}, +{memory(extra)}",
         change={"weight_dtype": {"parameter": parameter.name, "from": "float32", "to": "float64"}},
-        predicted={"lost_share": {"from": counts.share, "to": after}, "extra_bytes": extra},
+        predicted={"lost_share": {"from": parameter.share, "to": after}, "extra_bytes": extra},
         snippet=f"self.{parameter.key[3]} = torch.nn.Parameter(initial.double())  # and the data it is compared with\n",
     )

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
+from precdoctor.diagnosis.claims.rule import Options
 from precdoctor.diagnosis.survey.frames import AT, at, firsts, groups, histograms, on_steps, pairs
 from precdoctor.diagnosis.survey.measures import Floats, column, format_values, share
 from precdoctor.diagnosis.survey.view import Process, RunView
@@ -44,18 +45,6 @@ class Rounding(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Proof:
-    """Thresholds from which moves of the largest weights, or their absence, prove how the optimizer rounds."""
-
-    #: Least number of expected moves.
-    min_moves: float
-    #: Largest share of the expected moves that is seen under rounding to nearest.
-    moved_share: float
-    #: Least distance between the first and the last examined step, if no element moved on any.
-    still_steps: float
-
-
-@dataclass(frozen=True)
 class Moves:
     """Moves of the largest quarter of each narrow weight, summed over the later half of the examined steps.
 
@@ -70,35 +59,22 @@ class Moves:
     still: bool = False
 
 
-@dataclass(frozen=True)
-class _Step:
-    """Sums over all narrow weights on one step: expected and seen moves, changed elements, intended updates."""
-
-    expected: float
-    seen: float
-    changed: float
-    intended: float
-
-
-def rounding_of(view: RunView, steps: set[tuple[Process, int]], dtypes: tuple[str, ...], proof: Proof) -> Moves:
+def rounding_of(view: RunView, steps: set[tuple[Process, int]], dtypes: tuple[str, ...], options: Options) -> Moves:
     """Return how weights in ``dtypes`` (narrower than FP32) are rounded on ``steps``, with the moves that prove it."""
-    by_step = _step_sums(view, steps, dtypes)
-    if not by_step or carries_remainder(view):
+    ordered, expected_moves, seen_moves, changed, intended = _step_sums(view, steps, dtypes)
+    if not ordered or carries_remainder(view):
         return Moves(Rounding.UNKNOWN)
-    ordered = sorted(by_step, key=lambda k: k[1])
-    late = ordered[len(ordered) // 2 :]
-    expected, seen = sum(by_step[k].expected for k in late), int(sum(by_step[k].seen for k in late))
-    still = not any(s.changed for s in by_step.values())
-    if still:
-        long_enough = ordered[-1][1] - ordered[0][1] >= proof.still_steps
-        proven = long_enough and sum(s.intended for s in by_step.values()) > 0
+    if not any(changed):
+        proven = ordered[-1][1] - ordered[0][1] >= options["still_steps"] and sum(intended) > 0
         return Moves(Rounding.NEAREST if proven else Rounding.UNKNOWN, steps=len(ordered), still=True)
-    if expected < proof.min_moves:
-        return Moves(Rounding.UNKNOWN, expected, seen, len(late))
-    if seen >= 0.5 * expected:
-        return Moves(Rounding.UNBIASED, expected, seen, len(late))
-    proven = seen <= proof.moved_share * expected and not _moves_grow(view, by_step, ordered)
-    return Moves(Rounding.NEAREST if proven else Rounding.UNKNOWN, expected, seen, len(late))
+    late = len(ordered) // 2
+    expected, seen = sum(expected_moves[late:]), int(sum(seen_moves[late:]))
+    rounding = Rounding.UNKNOWN
+    if expected >= options["min_moves"] and seen >= 0.5 * expected:
+        rounding = Rounding.UNBIASED
+    elif expected >= options["min_moves"] and seen <= options["moved_share"] * expected:
+        rounding = Rounding.UNKNOWN if _moves_grow(view, ordered, expected_moves) else Rounding.NEAREST
+    return Moves(rounding, expected, seen, len(ordered) - late)
 
 
 def carries_remainder(view: RunView) -> bool:
@@ -107,29 +83,26 @@ def carries_remainder(view: RunView) -> bool:
     return any(_REMAINDER.search(n) for n in names) or bool(view.places("master_weight"))
 
 
-def _moves_grow(
-    view: RunView, by_step: Mapping[tuple[Process, int], _Step], ordered: list[tuple[Process, int]]
-) -> bool:
-    """Return whether expected moves grow from the first quarter of the steps to the last.
+def _moves_grow(view: RunView, steps: Sequence[tuple[Process, int]], expected: Sequence[float]) -> bool:
+    """Return whether expected moves, per unit of learning rate if known, grow from the first quarter to the last.
 
     They do under compensated summation, because more and more remainders reach an ulp. Rounded to nearest, updates
     stick as often on one step as on another.
     """
-    quarter = max(1, len(ordered) // 4)
-    return _mean_moves(view, by_step, ordered[-quarter:]) >= 1.5 * _mean_moves(view, by_step, ordered[:quarter])
-
-
-def _mean_moves(view: RunView, by_step: Mapping[tuple[Process, int], _Step], keys: list[tuple[Process, int]]) -> float:
-    """Mean number of expected moves on these steps, per unit of learning rate if it is known."""
-    facts = {key: view.step_facts(*key) for key in keys}
-    rates = {key: (f.lr if f is not None and f.lr else None) or 1.0 for key, f in facts.items()}
-    return sum(by_step[k].expected / rate for k, rate in rates.items()) / len(keys)
+    facts = [view.step_facts(*step) for step in steps]
+    per_rate = [moves / ((f.lr if f is not None else None) or 1.0) for f, moves in zip(facts, expected, strict=True)]
+    quarter = max(1, len(steps) // 4)
+    first, last = (sum(part) / quarter for part in (per_rate[:quarter], per_rate[-quarter:]))
+    return last >= 1.5 * first
 
 
 def _step_sums(
     view: RunView, steps: set[tuple[Process, int]], dtypes: tuple[str, ...]
-) -> dict[tuple[Process, int], _Step]:
-    """Return the sums over all weights in ``dtypes`` of each of ``steps`` that has rows of weights and updates."""
+) -> tuple[list[tuple[Process, int]], list[float], list[float], list[float], list[float]]:
+    """Return those of ``steps`` that have rows of weights and updates in ``dtypes``, by number, and sums over each.
+
+    These are expected and seen moves, changed elements, and intended updates.
+    """
     frame = view.measured((), ("weight", "update"), columns=_COLUMNS, where=[("dtype", "in", dtypes)])
     weights, updates = pairs(frame[on_steps(frame, steps)], "weight", "update")
     numel = column(updates, "numel")
@@ -137,9 +110,10 @@ def _step_sums(
     changes = histograms(updates)
     expected, seen = _moves(weights, changes, numel, intended)
     ids = groups(updates, AT)
-    sums = [np.bincount(ids, values).tolist() for values in (expected, seen, changes.total, intended)]
-    steps_of = at(updates.iloc[firsts(ids)])
-    return {key: _Step(*own) for key, own in zip(steps_of, zip(*sums, strict=True), strict=True)}
+    first = updates.iloc[firsts(ids)]
+    order = np.argsort(first["step"].to_numpy(), kind="stable")
+    sums = (np.bincount(ids, values)[order].tolist() for values in (expected, seen, changes.total, intended))
+    return at(first.iloc[order]), *sums
 
 
 def _moves(weights: pd.DataFrame, changes: Histograms, numel: Floats, intended: Floats) -> tuple[Floats, Floats]:

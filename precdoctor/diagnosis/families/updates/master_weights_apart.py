@@ -143,19 +143,17 @@ def _finding(apart: Mapping[Parameter, _Pair], total: int, options: Options) -> 
             "weights": [dotted(*w[1:]) for w in list(apart)[:16]],
             "confidence_reason": "the sums differ by more than rounding can explain",
         },
-        prescriptions=(
-            Prescription(
-                title=f"copy every master into its weight after the step: weights apart {percent(len(apart) / total)} "
-                "-> 0 %",
-                change={"copy_masters": {"from": total - len(apart), "to": total}},
-                predicted={"ulps_apart": {"from": ulps, "to": 0.5}},
-                snippet=(
-                    "import torch\n\n"
-                    "optimizer.step()\n"
-                    "with torch.no_grad():\n"
-                    "    for weight, master in zip(model.parameters(), masters, strict=True):\n"
-                    "        weight.copy_(master)\n"
-                ),
+        prescription=Prescription(
+            title=f"copy every master into its weight after the step: weights apart {percent(len(apart) / total)} "
+            "-> 0 %",
+            change={"copy_masters": {"from": total - len(apart), "to": total}},
+            predicted={"ulps_apart": {"from": ulps, "to": 0.5}},
+            snippet=(
+                "import torch\n\n"
+                "optimizer.step()\n"
+                "with torch.no_grad():\n"
+                "    for weight, master in zip(model.parameters(), masters, strict=True):\n"
+                "        weight.copy_(master)\n"
             ),
         ),
     )
@@ -188,13 +186,11 @@ def _undone_finding(pairs: Mapping[Parameter, _Pair], options: Options) -> Findi
             "weights": [dotted(*w[1:]) for w in list(pairs)[:16]],
             "confidence_reason": "a weight may be disturbed for one step on purpose",
         },
-        prescriptions=(
-            Prescription(
-                title=f"set the master where the weight is set: steps undone {steps.size} -> 0",
-                change={"set_masters": {"from": False, "to": True}},
-                predicted={"undone_steps": {"from": int(steps.size), "to": 0}},
-                snippet="weight[rows] = values.to(weight.dtype)\nmaster[rows] = values.float()\n",
-            ),
+        prescription=Prescription(
+            title=f"set the master where the weight is set: steps undone {steps.size} -> 0",
+            change={"set_masters": {"from": False, "to": True}},
+            predicted={"undone_steps": {"from": int(steps.size), "to": 0}},
+            snippet="weight[rows] = values.to(weight.dtype)\nmaster[rows] = values.float()\n",
         ),
     )
 

@@ -146,14 +146,12 @@ def _finding(
             if few
             else "updates are exact, the decay assumed",
         },
-        prescriptions=(
-            Prescription(
-                title=f"{fp32_weights(view, (dtype,))}, BF16 autocast: lost at the end {percent(later)} -> "
-                f"0 %, +{memory(extra)}",
-                change={"weight_dtype": {"from": dtype, "to": "float32"}},
-                predicted={"lost_share": {"from": later, "to": 0.0}, "extra_bytes": extra},
-                snippet=wide_weights(view, (dtype,)),
-            ),
+        prescription=Prescription(
+            title=f"{fp32_weights(view, (dtype,))}, BF16 autocast: lost at the end {percent(later)} -> "
+            f"0 %, +{memory(extra)}",
+            change={"weight_dtype": {"from": dtype, "to": "float32"}},
+            predicted={"lost_share": {"from": later, "to": 0.0}, "extra_bytes": extra},
+            snippet=wide_weights(view, (dtype,)),
         ),
     )
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from precdoctor.diagnosis.claims.relations import anywhere, grown_since, thrown_
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.updates.oversized_weight_updates_decay import (
-    Shrunk,
+    Sized,
     decay_finding,
     penalty_finding,
     strongest_decay,
@@ -33,21 +33,11 @@ from precdoctor.diagnosis.families.updates.oversized_weight_updates_rates import
     start_words,
     warmed_up,
 )
-from precdoctor.diagnosis.survey.frames import (
-    AT,
-    PARAMETER,
-    Ints,
-    by_kind,
-    finite,
-    firsts,
-    groups,
-    parameters,
-    rows_of,
-)
+from precdoctor.diagnosis.survey.frames import AT, PARAMETER, Ints, by_kind, finite, firsts, groups, parameters, rows_of
 from precdoctor.diagnosis.survey.healthy_steps import is_well
 from precdoctor.diagnosis.survey.histories import by_optimizer, newer_half, watched_steps
 from precdoctor.diagnosis.survey.measures import Floats, column
-from precdoctor.diagnosis.survey.parameters import parameter_label
+from precdoctor.diagnosis.survey.parameters import parameter_label, worst_parameters
 from precdoctor.diagnosis.survey.rows import Parameter, tensor_evidence, tensor_location, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 
@@ -112,20 +102,16 @@ _WANDERS = 1.5
 
 
 @dataclass(frozen=True)
-class _Weight:
-    """A weight matrix.
+class _Weight(Sized):
+    """A weight matrix and its updates.
 
     Attributes:
-        first, final: RMS before the first and before the last examined step that recorded the weight.
         ratios: RMS of each update over that of the weight (of the initial weight, for the first steps), by step.
         rows: rank, attempt and step of each ratio, shape ``(ratios, 3)``.
         since: the first examined step that recorded the weight.
     """
 
-    module_class: str
     fan_in: float
-    first: float
-    final: float
     ratios: Floats
     rows: Ints
     since: int
@@ -210,9 +196,7 @@ def _find_decay(view: RunView, options: Options) -> Finding | None:
     if decay is None and penalty is None:
         return None
     sizes = {p: w for p, w in _survey(view, first=int(options["min_steps"])).items() if w.first > 0.0}
-    shrunk = {
-        p: Shrunk(w.module_class, w.first, w.final) for p, w in sizes.items() if w.final <= options["shrunk"] * w.first
-    }
+    shrunk = {p: w for p, w in sizes.items() if w.final <= options["shrunk"] * w.first}
     if not shrunk or 2 * len(shrunk) < len(sizes):
         return None
     if decay is not None:
@@ -280,7 +264,7 @@ def _survey(view: RunView, first: int | None = None, since: int = 0) -> Mapping[
             # A weight that begins at zero has no size that its first updates could be too large for: ratio 0.
             initial, final = float(before[own[0]]), float(before[sized[-1]])
             ratios = update[chosen] / (before[chosen] if first is None else initial or math.inf)
-            found[place] = _Weight(text(module_class), fan_in, initial, final, ratios, at[chosen], int(at[own[0], 2]))
+            found[place] = _Weight(text(module_class), initial, final, fan_in, ratios, at[chosen], int(at[own[0], 2]))
     return found
 
 
@@ -291,46 +275,39 @@ def _finding(
     place, weight = max(guilty.items(), key=lambda item: item[1].ratio)
     process, step = weight.last
     row = next((r for r in view.rows(process, step) if r.kind == "update" and r.owner == place), None)
-    parameter = parameter_label(place)
-    limit = options["ratio" if start is None else "early_ratio"]
-    rates = rates_of(view, *weight.middle)
-    diverging = stable_rate_of(view, process)
-    steps, one = plural(weight.ratios.size, "step"), weight.ratios.size == 1
-    behind, measured = start.behind if start is not None else "", weight.rows[:, 2].tolist()
-    subject, which = start_words(view, measured, behind) if start is not None else ("", f"{steps} in the newer half")
+    name, measured, one = parameter_label(place), weight.rows[:, 2].tolist(), weight.ratios.size == 1
+    rates, diverging = rates_of(view, *weight.middle), stable_rate_of(view, process)
+    if start is None:
+        limit, own, harm = options["ratio"], "own", ""
+        which = f"In the median of {plural(weight.ratios.size, 'step')} in the newer half, each step"
+        title = f"each step replaces `{name}` by {weight.ratio:.2g} of itself"
+    else:
+        limit, own, harm = options["early_ratio"], "initial", f" {start.harm}"
+        subject, which = start_words(view, measured, start.behind)
+        which = f"{which[0].upper()}{which[1:]}" if one else f"In the median of {which}, each step"
+        title = f"{subject} {'changes' if one else 'change'} `{name}` by {weight.ratio:.2g} times its initial size"
+        title += "" if one else " each"
     message = (
-        (f"{which[0].upper()}{which[1:]}" if one and start is not None else f"In the median of {which}, each step")
-        + f" changed `{parameter}` by {weight.ratio:.2g} of its "
-        + ("own RMS" if start is None else "initial RMS")
-        + f" (limit {limit:g}; about 1e-3 is usual)"
-        + (f"{rates.words}. " if rates is not None else ". ")
-        + f"{plural(len(guilty), 'weight matrix')} of {total:,} above the limit."
-        + (f" {start.harm}" if start is not None else "")
-        + (f" {diverging.words}" if diverging is not None else "")
+        f"{which} changed `{name}` by {weight.ratio:.2g} of its {own} RMS (limit {limit:g}; about 1e-3 is usual)"
+        f"{rates.words if rates is not None else ''}. {plural(len(guilty), 'weight matrix')} of {total:,} above the "
+        f"limit.{harm}{f' {diverging.words}' if diverging is not None else ''}"
     )
-    evidence: dict[str, Any] = {
-        "update_to_weight": weight.ratio,
-        "limit": limit,
-        "first_steps": measured if start is not None and not behind else None,
-        "lr": rates.measured if rates is not None else None,
-        "warm_up_steps": rates.warm_up if rates is not None else 0,
-        "weights": [
-            {"parameter": parameter_label(p), "update_to_weight": w.ratio}
-            for p, w in sorted(guilty.items(), key=lambda item: -item[1].ratio)[:16]
-        ],
-        "confidence_reason": "weights and updates are recorded as stored",
-    }
-    if diverging is not None:
-        evidence |= diverging.evidence
     return RULE.finding(
         confidence=0.85 if weight.ratios.size >= 8 else 0.7,
-        title=f"{subject} {'changes' if one else 'change'} `{parameter}` by "
-        f"{weight.ratio:.2g} times its initial size{'' if one else ' each'}"
-        if start is not None
-        else f"each step replaces `{parameter}` by {weight.ratio:.2g} of itself",
+        title=title,
         message=message,
         location=tensor_location(place, weight.module_class, "update", Phase.OPTIMIZER, process, step),
-        evidence=evidence | tensor_evidence(row),
+        evidence={
+            "update_to_weight": weight.ratio,
+            "limit": limit,
+            "first_steps": measured if start is not None and not start.behind else None,
+            "lr": rates.measured if rates is not None else None,
+            "warm_up_steps": rates.warm_up if rates is not None else 0,
+            "weights": worst_parameters("update_to_weight", {p: w.ratio for p, w in guilty.items()}),
+            "confidence_reason": "weights and updates are recorded as stored",
+            **(diverging.evidence if diverging is not None else {}),
+            **tensor_evidence(row),
+        },
         prescriptions=(diverging.prescription,)
         if diverging is not None
         else _prescribe(view, process, weight, rates, options, start),

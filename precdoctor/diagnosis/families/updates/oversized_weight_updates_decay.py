@@ -69,17 +69,17 @@ class Penalty:
 
 
 @dataclass(frozen=True)
-class Shrunk:
-    """A weight matrix: RMS on the first and on the last recorded step."""
+class Sized:
+    """A weight matrix: RMS before the first and before the last examined step that recorded the weight."""
 
     module_class: str
     first: float
-    last: float
+    final: float
 
     @property
     def left(self) -> float:
         """RMS at last over RMS at first."""
-        return self.last / self.first
+        return self.final / self.first
 
 
 def strongest_decay(view: RunView) -> Decay | None:
@@ -125,7 +125,7 @@ def _factor(kind: str, group: Mapping[str, Any]) -> float:
     return 1.0 / (1.0 - momentum) if kind == "SGD" and momentum < 1.0 else 0.0
 
 
-def decay_finding(rule: Rule, view: RunView, decay: Decay, shrunk: Mapping[Parameter, Shrunk], limit: float) -> Finding:
+def decay_finding(rule: Rule, view: RunView, decay: Decay, shrunk: Mapping[Parameter, Sized], limit: float) -> Finding:
     """Return the finding about decay above ``limit`` per step, located at the matrix that shrank most."""
     place, worst = _worst(shrunk)
     after = 10.0 ** math.floor(math.log10(_USUAL / decay.share) + 1e-9) * decay.weight_decay
@@ -149,20 +149,18 @@ def decay_finding(rule: Rule, view: RunView, decay: Decay, shrunk: Mapping[Param
             "shrunk": [{"parameter": p, "rms": rms} for _, p, rms in _most_shrunk(shrunk)],
             "confidence_reason": "the settings are on record, and the weights shrank as the settings predict",
         },
-        prescriptions=(
-            Prescription(
-                title=f"weight decay {decay.weight_decay:g} -> {after:.2g}: a weight remembers {decay.steps:,.0f} -> "
-                f"{longer:,.0f} steps",
-                change={"weight_decay": {"from": decay.weight_decay, "to": after}},
-                predicted={"memory_steps": {"from": decay.steps, "to": longer}},
-                snippet=group_option("weight_decay", f"{after:.2g}"),
-            ),
+        prescription=Prescription(
+            title=f"weight decay {decay.weight_decay:g} -> {after:.2g}: a weight remembers {decay.steps:,.0f} -> "
+            f"{longer:,.0f} steps",
+            change={"weight_decay": {"from": decay.weight_decay, "to": after}},
+            predicted={"memory_steps": {"from": decay.steps, "to": longer}},
+            snippet=group_option("weight_decay", f"{after:.2g}"),
         ),
     )
 
 
 def penalty_finding(
-    rule: Rule, view: RunView, penalty: Penalty, shrunk: Mapping[Parameter, Shrunk], least: int, limit: float
+    rule: Rule, view: RunView, penalty: Penalty, shrunk: Mapping[Parameter, Sized], least: int, limit: float
 ) -> Finding | None:
     """Return the finding about penalties of ``limit`` times the gradient; None unless ``least`` matrices have one."""
     every = _penalty_to_gradient(view, penalty, shrunk)
@@ -197,7 +195,7 @@ def penalty_finding(
             ],
             "confidence_reason": "penalty and gradient are known on the same steps, and the weights shrank accordingly",
         },
-        prescriptions=(_weaker_penalty(penalty, max(first for first, _ in ratios.values())),),
+        prescription=_weaker_penalty(penalty, max(first for first, _ in ratios.values())),
     )
 
 
@@ -215,7 +213,7 @@ def _weaker_penalty(penalty: Penalty, before: float) -> Prescription:
 
 
 def _penalty_to_gradient(
-    view: RunView, penalty: Penalty, weights: Mapping[Parameter, Shrunk]
+    view: RunView, penalty: Penalty, weights: Mapping[Parameter, Sized]
 ) -> Mapping[Parameter, tuple[float, float]]:
     """Return RMS of penalty over RMS of gradient by weight: on the first step with both, and in the newer half.
 
@@ -236,22 +234,22 @@ def _penalty_to_gradient(
     return {place: first_and_newer[place] for place in weights if place in first_and_newer}
 
 
-def _worst(shrunk: Mapping[Parameter, Shrunk]) -> tuple[Parameter, Shrunk]:
+def _worst(shrunk: Mapping[Parameter, Sized]) -> tuple[Parameter, Sized]:
     """Return the matrix that shrank most."""
     return min(shrunk.items(), key=lambda item: (item[1].left, item[0]))
 
 
-def _shrunk_words(place: Parameter, worst: Shrunk, shrunk: Mapping[Parameter, Shrunk]) -> str:
+def _shrunk_words(place: Parameter, worst: Sized, shrunk: Mapping[Parameter, Sized]) -> str:
     return (
         f"{plural(len(shrunk), 'weight matrix')} shrank to a half or less; `{parameter_label(place)}` from RMS "
-        f"{worst.first:.2g} to {worst.last:.2g}."
+        f"{worst.first:.2g} to {worst.final:.2g}."
     )
 
 
-def _most_shrunk(shrunk: Mapping[Parameter, Shrunk]) -> list[tuple[Parameter, str, dict[str, float]]]:
+def _most_shrunk(shrunk: Mapping[Parameter, Sized]) -> list[tuple[Parameter, str, dict[str, float]]]:
     """Return parameter, name, first and last RMS of the 16 matrices that shrank most."""
     ordered = sorted(shrunk.items(), key=lambda item: item[1].left)[:16]
-    return [(p, parameter_label(p), {"first": s.first, "last": s.last}) for p, s in ordered]
+    return [(p, parameter_label(p), {"first": s.first, "last": s.final}) for p, s in ordered]
 
 
 def _timeline(view: RunView) -> tuple[Process, Any]:
@@ -259,6 +257,6 @@ def _timeline(view: RunView) -> tuple[Process, Any]:
     return next(iter(view.timeline.items()))
 
 
-def _location(view: RunView, place: Parameter, worst: Shrunk) -> Location:
+def _location(view: RunView, place: Parameter, worst: Sized) -> Location:
     process, steps = _timeline(view)
     return tensor_location(place, worst.module_class, "weight", Phase.OPTIMIZER, process, steps[-1].step)

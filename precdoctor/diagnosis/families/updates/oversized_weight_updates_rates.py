@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any
 
 from precdoctor.diagnosis.advice.stable_rate import StableRate, rounded_down, stable_rate
 from precdoctor.diagnosis.claims import snippets
@@ -96,40 +95,33 @@ def lower_rate(view: RunView, rates: Rates | None, ratio: float, target: float, 
     return Prescription(
         title=f"learning rate x {factor:g}{shown}: {what} {ratio:.2g} -> {ratio * factor:.1g}",
         change={"lr_factor": factor},
-        predicted=_predicted(ratio, ratio * factor),
+        predicted={"update_to_weight": {"from": ratio, "to": ratio * factor}},
         snippet=snippets.lower_rate(factor),
     )
 
 
 def gentler_start(rates: Rates | None, ratio: float, target: float) -> Prescription:
     """Prescribe a warm-up that begins with small enough updates; a longer one if the run has a warm-up."""
-    factor = rounded_down(target / ratio)
-    what = "first updates / weight"
-    if rates is None or not rates.warm_up:
-        begin = f" of {rates.measured * factor:.2g}" if rates is not None else f" x {factor:g}"
-        return Prescription(
-            title=f"warm up from a learning rate{begin}: {what} {ratio:.2g} -> {ratio * factor:.1g}",
-            change={"lr_factor": factor, "warm_up_steps": _WARM_UP},
-            predicted=_predicted(ratio, ratio * factor),
-            snippet=(
-                "import torch\n\n"
-                "warm_up = torch.optim.lr_scheduler.LinearLR(\n"
-                f"    optimizer, start_factor={factor!r}, total_iters={_WARM_UP}\n"
-                ")  # beside the schedule there is\n"
-            ),
-        )
-    steps = max(_WARM_UP, math.ceil(rates.warm_up / factor))
-    start = max(rates.first / rates.peak, 1e-6)
+    factor, steps = rounded_down(target / ratio), _WARM_UP
+    if rates is not None and rates.warm_up:
+        steps = max(_WARM_UP, math.ceil(rates.warm_up / factor))
+        start, after = float(f"{max(rates.first / rates.peak, 1e-6):.3g}"), ratio * rates.warm_up / steps
+        title, beside = f"warm up over {plural(steps, 'step')}, not {rates.warm_up:,}", "in place of the warm-up"
+        change: dict[str, float] = {"warm_up_steps": steps}
+    else:
+        start, after = factor, ratio * factor
+        begin = f"of {rates.measured * factor:.2g}" if rates is not None else f"x {factor:g}"
+        title, beside = f"warm up from a learning rate {begin}", "beside the schedule"
+        change = {"lr_factor": factor, "warm_up_steps": steps}
     return Prescription(
-        title=f"warm up over {plural(steps, 'step')}, not {rates.warm_up:,}: {what} {ratio:.2g} -> "
-        f"{ratio * rates.warm_up / steps:.1g}",
-        change={"warm_up_steps": steps},
-        predicted=_predicted(ratio, ratio * rates.warm_up / steps),
+        title=f"{title}: first updates / weight {ratio:.2g} -> {after:.1g}",
+        change=change,
+        predicted={"update_to_weight": {"from": ratio, "to": after}},
         snippet=(
             "import torch\n\n"
             "warm_up = torch.optim.lr_scheduler.LinearLR(\n"
-            f"    optimizer, start_factor={float(f'{start:.3g}')!r}, total_iters={steps}\n"
-            ")  # in place of the warm-up there is\n"
+            f"    optimizer, start_factor={start!r}, total_iters={steps}\n"
+            f")  # {beside} there is\n"
         ),
     )
 
@@ -148,10 +140,6 @@ def start_words(view: RunView, steps: Sequence[int], behind: str) -> tuple[str, 
         return which, which
     title = f"the first {'step' if one else 'steps'}{behind}"
     return title, title if one else f"the first {plural(len(steps), 'step')}{behind}"
-
-
-def _predicted(before: float, after: float) -> dict[str, Any]:
-    return {"update_to_weight": {"from": before, "to": after}}
 
 
 def stable_rate_of(view: RunView, process: Process) -> StableRate | None:

@@ -17,7 +17,7 @@ from precdoctor.diagnosis.families.updates.second_moment_underflow_rounded impor
 from precdoctor.diagnosis.survey.frames import Ints, at, histograms, parameters
 from precdoctor.diagnosis.survey.measures import Floats, column, share, unscaling
 from precdoctor.diagnosis.survey.optimizer_states import Moments, adds_eps_to_root, decay_of, second_moments
-from precdoctor.diagnosis.survey.parameters import HALF, parameter_groups, parameter_label
+from precdoctor.diagnosis.survey.parameters import HALF, parameter_groups, parameter_label, worst_parameters
 from precdoctor.diagnosis.survey.rows import Parameter, TensorRow, known_format, location, number, tensor_evidence, text
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32, Format
@@ -191,14 +191,11 @@ def _finding(
             "eps": eps,
             "eps_in_state_format": stored_eps,
             "smallest_gradient_kept": None if stored else limit,
-            "parameters": [
-                {"parameter": parameter_label(o), "zero_share": v.share}
-                for o, v in sorted(guilty.items(), key=lambda item: -item[1].share)[:16]
-            ],
+            "parameters": worst_parameters("zero_share", {o: v.share for o, v in guilty.items()}),
             **tensor_evidence(row),
             "confidence_reason": "zeros of the moment and of the gradient were counted in the same steps",
         },
-        prescriptions=(_prescribe(view, lost, row, gradient, (stored or row.dtype, added)),),
+        prescription=_prescribe(view, lost, row, gradient, (stored or row.dtype, added)),
     )
 
 

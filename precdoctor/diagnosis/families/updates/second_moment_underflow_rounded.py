@@ -8,9 +8,8 @@ second, of its square.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -41,38 +40,28 @@ _COLUMNS = ("module_class", "dtype", "numel", "zero", "exp_lo", "exp_hist")
 
 
 @dataclass(frozen=True)
-class _Shown:
-    """A parameter, and the step that shows that its state was rounded."""
+class Sign:
+    """A parameter, and the step that shows that its state was rounded.
+
+    Either elements are *orphaned* after the step, with a first moment above eps and a second moment of exactly zero; or
+    the step is a *leap*, longer than Adam can make it.
+
+    Attributes:
+        elements: least number of orphaned elements; 1 for a leap.
+        size: share of orphaned elements, or length of the leap in learning rates, ``|dw| / lr``.
+    """
 
     owner: Parameter
     process: Process
     step: int
     module_class: str
+    elements: float
+    size: float
 
     @property
     def name(self) -> str:
         """The name of the parameter in messages."""
         return parameter_label(self.owner)
-
-
-@dataclass(frozen=True)
-class Orphaned(_Shown):
-    """A parameter with *orphaned* elements after a step: first moment above eps, second moment exactly zero.
-
-    Attributes:
-        elements: least number of such elements.
-        share: the same over the parameter's elements.
-    """
-
-    elements: float
-    share: float
-
-
-@dataclass(frozen=True)
-class Leap(_Shown):
-    """The longest step of a parameter, in learning rates: ``|dw| / lr``."""
-
-    rates: float
 
 
 def adam_bound(beta1: float, beta2: float) -> float | None:
@@ -87,7 +76,7 @@ def adam_bound(beta1: float, beta2: float) -> float | None:
     return max(1.0, (1.0 - beta1) / math.sqrt((1.0 - beta2) * (1.0 - beta1**2 / beta2)))
 
 
-def orphaned(view: RunView, eps: float, least_share: float, least: float) -> Mapping[Parameter, Orphaned]:
+def orphaned(view: RunView, eps: float, least_share: float, least: float) -> dict[Parameter, Sign]:
     """Return FP32 parameters with ``least`` orphaned elements, and ``least_share`` of all, at their first such step."""
     if not adds_eps_to_root(view):
         return {}
@@ -100,11 +89,11 @@ def orphaned(view: RunView, eps: float, least_share: float, least: float) -> Map
         & (column(first, "numel") == numel)
         & (lost >= np.maximum(least, least_share * numel))
     )
-    found = second.assign(lost=lost, share=lost / np.maximum(numel, 1.0))[chosen]
-    return {o.owner: o for o in starmap(Orphaned, _first_rows(found, found["step"], ("lost", "share")))}
+    found = second.assign(elements=lost, size=lost / np.maximum(numel, 1.0))[chosen]
+    return _first_signs(found, found["step"])
 
 
-def leaps(view: RunView, times: float) -> Mapping[Parameter, Leap]:
+def leaps(view: RunView, times: float) -> dict[Parameter, Sign]:
     """Return FP32 weights with a step more than ``times`` longer than Adam can make it, each on its longest step."""
     bound = _longest_adam_step(view)
     if bound is None:
@@ -120,16 +109,15 @@ def leaps(view: RunView, times: float) -> Mapping[Parameter, Leap]:
     known, (size, change) = by_kind(rows, column(rows, "amax"), ("weight", "update"))
     length = share(change, step_values(known, rates))
     own = decay * (np.nan_to_num(size) + change)  # decoupled decay adds this many learning rates to the step
-    found = known.assign(length=length)[length > times * (bound + own)]
-    return {o.owner: o for o in starmap(Leap, _first_rows(found, -found["length"], ("length",)))}
+    found = known.assign(elements=1.0, size=length)[length > times * (bound + own)]
+    return _first_signs(found, -found["size"])
 
 
-def _first_rows(rows: pd.DataFrame, order: pd.Series[Any], columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """Yield each weight's first row by ``order``: weight, process, step, class of the module, ``columns``."""
+def _first_signs(rows: pd.DataFrame, order: pd.Series[Any]) -> dict[Parameter, Sign]:
+    """Return the sign in each weight's first row by ``order``."""
     first = rows.iloc[[own[0] for own in rows_of(groups(rows, PARAMETER), order)]]
-    values = zip(first["module_class"].map(text), *(first[c] for c in columns), strict=True)
-    for place, (process, step), own in zip(parameters(first), at(first), values, strict=True):
-        yield place, process, step, *own
+    columns = parameters(first), at(first), first["module_class"].map(text), first["elements"], first["size"]
+    return {place: Sign(place, *of, *own) for place, of, *own in zip(*columns, strict=True)}
 
 
 def _longest_adam_step(view: RunView) -> float | None:
@@ -148,11 +136,11 @@ def _longest_adam_step(view: RunView) -> float | None:
 
 
 def rounded_finding(
-    rule: Rule, view: RunView, lost: Mapping[Parameter, Orphaned], long: Mapping[Parameter, Leap], eps: float
+    rule: Rule, view: RunView, lost: Mapping[Parameter, Sign], long: Mapping[Parameter, Sign], eps: float
 ) -> Finding:
     """Return one finding about orphaned elements (``lost``) and leaps (``long``); at least one is not empty."""
-    worst = max(lost.values(), key=lambda o: o.share, default=None)
-    leap = max(long.values(), key=lambda o: o.rates, default=None)
+    worst = max(lost.values(), key=lambda o: o.size, default=None)
+    leap = max(long.values(), key=lambda o: o.size, default=None)
     kind, shown = ("opt_state", worst) if worst is not None else ("update", leap)
     assert shown is not None
     return rule.finding(
@@ -161,38 +149,38 @@ def rounded_finding(
         message=f"{_words(view, worst, leap, eps)}{plural(len(lost.keys() | long.keys()), 'parameter')} affected.",
         location=tensor_location(shown.owner, shown.module_class, kind, Phase.OPTIMIZER, shown.process, shown.step),
         evidence={
-            "zero_under_first_moment": None if worst is None else worst.share,
-            "longest_step_in_learning_rates": None if leap is None else leap.rates,
+            "zero_under_first_moment": None if worst is None else worst.size,
+            "longest_step_in_learning_rates": None if leap is None else leap.size,
             "bound_in_learning_rates": _longest_adam_step(view),
             "eps": eps,
             "parameters": [
                 {
                     "parameter": parameter_label(o),
-                    "zero_under_first_moment": lost[o].share if o in lost else None,
-                    "step_in_learning_rates": long[o].rates if o in long else None,
+                    "zero_under_first_moment": lost[o].size if o in lost else None,
+                    "step_in_learning_rates": long[o].size if o in long else None,
                 }
                 for o in sorted(lost.keys() | long.keys())[:16]
             ],
             "confidence_reason": "no gradients make such moments; what changed them is not on record",
         },
-        prescriptions=(_prescribe(view, worst, leap),),
+        prescription=_prescribe(view, worst, leap),
     )
 
 
-def _title(worst: Orphaned | None, leap: Leap | None) -> str:
+def _title(worst: Sign | None, leap: Sign | None) -> str:
     if worst is not None:
         return (
-            f"{percent(worst.share)} of the second moment of `{worst.name}` is zero where the first is not: "
+            f"{percent(worst.size)} of the second moment of `{worst.name}` is zero where the first is not: "
             "optimizer state was rounded between steps"
         )
     assert leap is not None
     return (
-        f"a step moved `{leap.name}` by {leap.rates:,.3g} learning rates, more than Adam can: "
+        f"a step moved `{leap.name}` by {leap.size:,.3g} learning rates, more than Adam can: "
         "optimizer state was rounded or changed between steps"
     )
 
 
-def _words(view: RunView, worst: Orphaned | None, leap: Leap | None, eps: float) -> str:
+def _words(view: RunView, worst: Sign | None, leap: Sign | None, eps: float) -> str:
     words = ""
     if worst is not None:
         words += (
@@ -201,7 +189,7 @@ def _words(view: RunView, worst: Orphaned | None, leap: Leap | None, eps: float)
         )
     if leap is not None:
         words += (
-            f"Step {leap.step} changed an element of `{leap.name}` by {leap.rates:,.3g} times the learning "
+            f"Step {leap.step} changed an element of `{leap.name}` by {leap.size:,.3g} times the learning "
             f"rate; from moments of the same gradients Adam makes {_longest_adam_step(view):.3g} times at most. "
         )
     return words + (
@@ -211,13 +199,13 @@ def _words(view: RunView, worst: Orphaned | None, leap: Leap | None, eps: float)
     )
 
 
-def _prescribe(view: RunView, worst: Orphaned | None, leap: Leap | None) -> Prescription:
+def _prescribe(view: RunView, worst: Sign | None, leap: Sign | None) -> Prescription:
     """Prescribe FP32 checkpoints: the log does not show what changed the state, and checkpoints are the usual place."""
     predicted: dict[str, Any] = {}
     if worst is not None:
-        predicted["zero_under_first_moment"] = {"from": worst.share, "to": 0.0}
+        predicted["zero_under_first_moment"] = {"from": worst.size, "to": 0.0}
     if leap is not None:
-        predicted["longest_step_in_learning_rates"] = {"from": leap.rates, "to": _longest_adam_step(view)}
+        predicted["longest_step_in_learning_rates"] = {"from": leap.size, "to": _longest_adam_step(view)}
     return Prescription(
         title="save and load the optimizer's state in FP32: no second moment is rounded to zero",
         change={"state_dtype": {"from": None, "to": "float32"}},

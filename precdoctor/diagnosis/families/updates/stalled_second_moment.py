@@ -117,15 +117,12 @@ def _half_ulp(dtype: str) -> float:
 
 def _norm_fall(view: RunView) -> tuple[float, float, float]:
     """Return peak and present norm of the optimizer whose gradient norm fell most, and their ratio (1 if unknown)."""
-    best = (0.0, 0.0, 1.0)
+    falls = [(0.0, 0.0, 1.0)]
     for steps in by_optimizer(view).values():
         norms = [s.grad_norm for s in steps if s.grad_norm and not s.skipped]
-        if len(norms) < 8:
-            continue
-        peak, present = max(norms), median(norms[-8:])
-        if present > 0.0 and peak / present > best[2]:
-            best = (peak, present, peak / present)
-    return best
+        if len(norms) >= 8 and (present := median(norms[-8:])) > 0.0:
+            falls.append((max(norms), present, max(norms) / present))
+    return max(falls, key=lambda fall: fall[2])
 
 
 def _finding(view: RunView, narrow: _Narrow, beta2: float, limit: float, options: Options) -> Finding:
@@ -169,14 +166,12 @@ def _finding(view: RunView, narrow: _Narrow, beta2: float, limit: float, options
             if narrow.measured is None
             else "the state was recorded and compared with the gradients that went into it",
         },
-        prescriptions=(
-            Prescription(
-                title=f"beta2 {better:.4g} (smallest change), or FP32 weights and moments "
-                f"(+{memory(widened_bytes(view, elements))})",
-                change={"beta2": {"from": beta2, "to": round(better, 6)}},
-                predicted={"decay_of_v_per_step": {"from": 0.0, "to": round(1.0 - better, 6)}},
-                snippet=group_option("betas", f"(group['betas'][0], {better:.4f})"),
-            ),
+        prescription=Prescription(
+            title=f"beta2 {better:.4g} (smallest change), or FP32 weights and moments "
+            f"(+{memory(widened_bytes(view, elements))})",
+            change={"beta2": {"from": beta2, "to": round(better, 6)}},
+            predicted={"decay_of_v_per_step": {"from": 0.0, "to": round(1.0 - better, 6)}},
+            snippet=group_option("betas", f"(group['betas'][0], {better:.4f})"),
         ),
     )
 

@@ -11,14 +11,7 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption,
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.parameters import count_of
 from precdoctor.diagnosis.survey.rows import known_format, text
-from precdoctor.diagnosis.survey.scans import (
-    Fact,
-    Group,
-    check_facts,
-    is_optimizers,
-    place_finding,
-    scans,
-)
+from precdoctor.diagnosis.survey.scans import Fact, Group, check_facts, is_optimizers, place_finding, scans
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32
 
@@ -58,7 +51,6 @@ summation).
         "Higham, Accuracy and Stability of Numerical Algorithms, chapter 4 (compensated summation)",
     ),
 )
-_REASON = "bits before and after were compared with the same arithmetic in FP64"
 #: How many other ops a finding names.
 _MAX_OTHERS = 3
 _NOUNS = {"weight": "weights", "average": "an average of weights", "gradient": "a gradient"}
@@ -75,7 +67,7 @@ def check(view: RunView, options: Options) -> Checked:
                 return 0.0
         elif is_optimizers(fact) or (_target(fact) == "weight" and stepped and not _short(fact).endswith("copy")):
             return 0.0
-        share = _share(fact)
+        share = fact.share("stalled", "moved")
         return share if share >= options["share"] else 0.0
 
     def lasts(group: Group) -> bool:
@@ -122,11 +114,6 @@ def _short(fact: Fact) -> str:
     return fact.short.removeprefix("foreach_")
 
 
-def _share(fact: Fact) -> float:
-    """Return the share of elements that kept their bits, among those that FP64 moves."""
-    return fact.share("stalled", "moved")
-
-
 def _decay(fact: Fact, steps: int) -> float:
     """Return the share of a weight that this decay would take away in ``steps`` steps if no write were lost."""
     each = fact.number("move") / fact.number("value") if fact.number("value") > 0 else 0.0
@@ -135,9 +122,8 @@ def _decay(fact: Fact, steps: int) -> float:
 
 def _finding(view: RunView, group: Group, options: Options) -> Finding:
     fact = group.worst
-    dtype, share, missing = text(fact.data.get("dtype")), _share(fact), fact.number("bits_missing")
-    name = text(fact.data.get("name"))
-    state = text(fact.data.get("state"))
+    dtype, name, state = (text(fact.data.get(key)) for key in ("dtype", "name", "state"))
+    share, missing = fact.share("stalled", "moved"), fact.number("bits_missing")
     own = f" (`{state}` of `{name}`)" if state else f" (`{name}`)" if name else ""
     what = _NOUNS.get(_target(fact), "a state") + own
     fmt = known_format(dtype)
@@ -168,7 +154,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         group,
         title=f"{short} changes nothing: {percent(share)} of the elements of {what} stand still in {dtype}{fact.line}",
         message=message,
-        certain=(0.9, _REASON),
+        certain=(0.9, "bits before and after were compared with the same arithmetic in FP64"),
         limits={"share": options["share"]},
         prescription=Prescription(
             title=f"{mend}: bits missing {max(missing, 0.0):.1f} -> {left:.1f}",
