@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from precdoctor.diagnosis.offline.replay.amax_log import vectors
+from precdoctor.diagnosis.offline.replay.amax_log import Key, vectors
 from precdoctor.diagnosis.offline.replay.fp8 import KINDS, RecipeReplay, TensorReplay
 from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys, largest, magnitudes
 from precdoctor.diagnosis.survey.measures import lists
@@ -70,7 +70,7 @@ def _sums(
     kinds: Sequence[str],
     wanted: Callable[[str], bool] | None,
     steps: tuple[int | None, int | None],
-) -> Iterator[tuple[tuple[str, ...], BlockHistogram, float, int]]:
+) -> Iterator[tuple[Key, BlockHistogram, float, int]]:
     """Yield each tensor, the sum of its block histograms over the range ``steps``, its largest amax, its steps."""
     below, peaks = f"block{size}_hist", f"block{size}_amax"
     first, stop = steps
@@ -94,9 +94,7 @@ def _sums(
             yield key[:4], whole, float(largest_[i]), int(seen[i])
 
 
-def _tensor(
-    key: tuple[str, ...], histogram: BlockHistogram, amax: float, steps: int, fmt: BlockFormat
-) -> tuple[int, TensorReplay]:
+def _tensor(key: Key, histogram: BlockHistogram, amax: float, steps: int, fmt: BlockFormat) -> tuple[int, TensorReplay]:
     """Return the number of elements and the replay of one tensor."""
     prediction = predict_blocks(histogram, fmt, amax=amax or None)
     return prediction.elements, TensorReplay(

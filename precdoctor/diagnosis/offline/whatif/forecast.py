@@ -18,7 +18,6 @@ from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.errors import CorruptRunError, UsageError
 from precdoctor.numerics.block_prediction import predict_blocks
 from precdoctor.numerics.blocks import BlockHistogram
-from precdoctor.numerics.formats import Format
 from precdoctor.numerics.group_prediction import GroupHistogram, predict_groups
 from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.numerics.prediction import Prediction, TensorStatistics, predict
@@ -195,15 +194,15 @@ def _not_recorded(recipe: Recipe) -> str:
 def _no_match_message(run: Run, question: Question, kinds: Sequence[str]) -> str:
     """Return the error message for a question without tensors: whether module, kind or steps matched none."""
     asked = f"no {', '.join(kinds)} tensor" if question.kinds else "no tensor"
-    names = {TensorKey(r["root"], r["module"] or "", r["kind"], "", "") for r in _recorded_names(run)}
-    if question.module is not None and not any(fnmatchcase(k.module, question.module) for k in names):
+    names = _recorded_names(run)
+    if question.module is not None and not any(fnmatchcase(module, question.module) for module, _ in names):
         from difflib import get_close_matches
 
-        modules = sorted({k.module for k in names if k.module})
+        modules = sorted({module for module, _ in names if module})
         near = get_close_matches(question.module, modules, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(map(repr, modules[:3]))} ..."
         return f"no recorded module matches {question.module!r}{hint}"
-    recorded = sorted({k.kind for k in names}, key=KINDS.index)
+    recorded = sorted({kind for _, kind in names}, key=KINDS.index)
     if not set(kinds) & set(recorded):
         return f"{asked} is recorded; there are {', '.join(recorded) or 'no tensors at all'}"
     first, last = question.steps
@@ -212,16 +211,16 @@ def _no_match_message(run: Run, question: Question, kinds: Sequence[str]) -> str
     return f"{asked}{module} is recorded{where}; `precdoctor show {quoted_path(run.path)}` lists what there is"
 
 
-def _recorded_names(run: Run) -> list[dict[str, Any]]:
-    """Return root, module and kind of all recorded tensors."""
+def _recorded_names(run: Run) -> set[tuple[str, str]]:
+    """Return module and kind of all recorded tensors."""
     import pyarrow as pa
 
-    names: set[tuple[str, ...]] = set()
-    columns = ["root", "module", "kind"]
+    names: set[tuple[str, str]] = set()
+    columns = ["module", "kind"]
     for batch in run.batches("tensors", columns=columns):
-        table = pa.Table.from_batches([batch]).group_by(columns).aggregate([])
-        names |= set(zip(*table.to_pydict().values(), strict=True))
-    return [dict(zip(columns, name, strict=True)) for name in names]
+        table = pa.Table.from_batches([batch]).group_by(columns).aggregate([]).to_pydict()
+        names |= {(module or "", kind) for module, kind in zip(*(table[c] for c in columns), strict=True)}
+    return names
 
 
 # -- one tensor -------------------------------------------------------------------------------------------------------
@@ -299,7 +298,8 @@ def predicted(row: Mapping[str, Any], key: TensorKey, recipe: Recipe, *, growth:
         if recipe.block is not None:
             return _predicted_blocks(row, recipe)
         if recipe.grouping is not None:
-            return _predicted_groups(row, recipe.format, recipe.grouping)
+            groups = GroupHistogram.of_row(row, recipe.grouping) or GroupHistogram((), (), 0, 0.0)  # nothing but zeros
+            return predict_groups(groups, recipe.format)
         scale = float(
             recipe.multipliers(
                 np.array([math.nan if row["amax"] is None else row["amax"]], dtype=np.float64),
@@ -323,11 +323,6 @@ def _predicted_blocks(row: Mapping[str, Any], recipe: Recipe) -> Prediction:
         histogram = BlockHistogram(recipe.block_size, (), ExponentHistogram.of(None, None))
     # The source's mantissa bits cannot be used here: its grid is not known relative to a block's own scale.
     return predict_blocks(histogram, recipe.block, amax=row["amax"], rule=recipe.rule)
-
-
-def _predicted_groups(row: Mapping[str, Any], fmt: Format, grouping: str) -> Prediction:
-    histogram = GroupHistogram.of_row(row, grouping) or GroupHistogram((), (), 0, 0.0)  # nothing but zeros
-    return predict_groups(histogram, fmt)
 
 
 def _remedies(run: Run, selection: Selection, asked: Recipe, target: Target) -> dict[TensorKey, Remedy]:
