@@ -54,7 +54,7 @@ def stop_and_inspect(_view: RunView, incident: Incident, culprit: Culprit) -> Pr
 
 def clamp_log(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
     """Clamp the operand of a logarithm at the smallest normal FP32 number."""
-    operand, smallest = culprit.operand, FP32.min_normal
+    operand, smallest = culprit.op.first_operand, FP32.min_normal
     dtype = operand.dtype if operand is not None else ""
     at_most_zero = operand.zero + operand.negative if operand is not None else None
     return Prescription(
@@ -77,7 +77,7 @@ def clamp_exponent(view: RunView, incident: Incident, culprit: Culprit) -> Presc
     """Clamp the operand of an exponential, or the exponent of a power, so that the result stays in range."""
     if culprit.op.short == "pow":
         return _clamp_power(view, incident, culprit)
-    operand = culprit.operand
+    operand = culprit.op.first_operand
     fmt = known_format(operand.dtype) if operand is not None else None
     if operand is None or fmt is None or operand.max is None:
         return stop_and_inspect(view, incident, culprit)
@@ -217,7 +217,7 @@ def _limit_words(clamp: dict[str, float]) -> tuple[str, str]:
 
 def into_domain(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     """Clamp the operand to the function's domain: rounding alone can push it past the end."""
-    name, operand = culprit.op.short, culprit.operand
+    name, operand = culprit.op.short, culprit.op.first_operand
     power = culprit.op.settings.get("exponent") if name == "pow" else None
     if operand is None or not (name in _DOMAINS or isinstance(power, (int, float))):
         return stop_and_inspect(view, incident, culprit)
@@ -295,7 +295,7 @@ def _counts_nothing(culprit: Culprit, divisor: Operand) -> bool:
 def _guard_divisor(culprit: Culprit) -> Prescription:
     """Add an eps that the format holds to a divisor that is 0; for a count, divide by ``max(count, 1)``."""
     op = culprit.op
-    operand = culprit.operand if op.short == "rsqrt" else op.divisor
+    operand = culprit.op.first_operand if op.short == "rsqrt" else op.divisor
     if operand is not None and (operand in op.integers or _counts_nothing(culprit, operand)):
         return _count_above_zero(culprit, operand)
     fmt = known_format(operand.dtype) if operand is not None else None
@@ -318,7 +318,7 @@ def _guard_divisor(culprit: Culprit) -> Prescription:
 
 def clamp_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
     """Clamp the operand of a root, or compute a variance without the difference of squares that made it negative."""
-    operand = culprit.operand
+    operand = culprit.op.first_operand
     lowest = operand.min if operand is not None else None
     if SQUARES in culprit.cause.why:
         narrow = operand is not None and is_narrow(operand.dtype)

@@ -144,11 +144,6 @@ class Culprit:
         return self.replay.ops.get(self.op.forward) if self.op.forward is not None else None
 
     @property
-    def operand(self) -> Operand | None:
-        """The op's first operand; None if the log has none."""
-        return self.op.first_operand
-
-    @property
     def predicted_effect(self) -> dict[str, Any]:
         """A prescription's predicted effect if all results of the op become finite."""
         return {"nonfinite_elements": {"from": self.bad_elements, "to": 0}}
