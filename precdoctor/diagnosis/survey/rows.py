@@ -51,16 +51,6 @@ def text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def key_of(record: Mapping[str, Any]) -> Key:
-    """Return the identity of the tensor that a record of the ``tensors`` table is about."""
-    return (*parameter_of(record)[:2], text(record["kind"]), text(record["name"]), int(record["call"]))
-
-
-def parameter_of(record: Mapping[str, Any]) -> Parameter:
-    """Return the identity of the weight that a record of the ``tensors`` table is about."""
-    return text(record["root"]), text(record["module"]), text(record["name"])
-
-
 def parameter_in(key: Key) -> Parameter:
     """Return root, module and name of a key: the weight that a gradient or an update belongs to."""
     root, module, _, name, _ = key

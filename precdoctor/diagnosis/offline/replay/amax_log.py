@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys, magnitudes, with_exponents
+from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys, magnitudes
 from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.arrays import Floats, Ints
@@ -100,7 +100,8 @@ def exponents_of(view: RunView, kinds: Sequence[str], log: AmaxLog) -> Iterator[
     frame = view.measured((), kinds, columns=("amax", "exp_lo", "exp_hist"))
     known, tensors = {key: i for i, key in enumerate(log.keys)}, groups(frame, _KEY)
     code = np.array([known.get(key[:4], -1) for key in keys(frame.iloc[firsts(tensors)])], dtype=np.int64)[tensors]
-    used = np.flatnonzero((code >= 0) & with_exponents(frame))
+    held = (frame["exp_hist"].notna() & frame["exp_lo"].notna()).to_numpy()
+    used = np.flatnonzero((code >= 0) & held)
     for rows in np.split(used, np.arange(_AT_ONCE, used.size, _AT_ONCE)) if used.size else ():
         some = frame.iloc[rows]
         table = HistogramTable.of(histograms(some), magnitudes(some))
