@@ -67,12 +67,12 @@ class Forecast:
     Attributes:
         seen: the tensor.
         step, rank, call: of its worst row under the recipe; None if there is no prediction.
+        totals: over all rows.
+        drawn: exponents over all rows, for a plot.
         prediction: of that row; None if unknown.
         misses: the limits it breaks.
         unknown: why there is no prediction; None if there is one.
         distance: largest ratio of a loss to its limit; the larger, the worse.
-        totals: over all rows.
-        drawn: exponents over all rows, for a plot.
         flushed: likely share that becomes zero: that of the prediction, and elements that the recorded dtype had
             already flushed and that the recipe would flush as well.
         lost_before: estimated share that the recorded dtype had already flushed; the prediction is about the rest.
@@ -83,12 +83,12 @@ class Forecast:
     step: int | None
     rank: int | None
     call: int | None
-    prediction: Prediction | None
-    misses: tuple[str, ...]
-    unknown: str | None
-    distance: float
     totals: Totals
     drawn: ExponentHistogram
+    prediction: Prediction | None = None
+    misses: tuple[str, ...] = ()
+    unknown: str | None = None
+    distance: float = 0.0
     flushed: float = 0.0
     lost_before: float = 0.0
     instead: Remedy | None = None
@@ -229,32 +229,22 @@ def _recorded_names(run: Run) -> set[tuple[str, str]]:
 def forecast_of(seen: Seen, index: int, recipe: Recipe, target: Target) -> Forecast:
     """Return the prediction for one tensor from its worst row under the recipe number ``index`` of :func:`gather`."""
     row = seen.worst[index]
-    prediction, unknown = None, None
+    step, rank, call = (None if row is None else int(row[name]) for name in ("step", "rank", "call"))
+    base = Forecast(seen, step, rank, call, seen.totals[index], seen.drawn[index])
     if not seen.rows:
-        unknown = "every row holds a NaN or Inf"
-    elif seen.empty:
-        unknown = "no element is finite and not zero at any step"
-    elif row is None:
-        unknown = _not_recorded(recipe)
-    else:
-        prediction = predicted(row, seen.key, recipe)
-    flushed = before = distance = 0.0
-    misses: tuple[str, ...] = ()
-    if row is not None and prediction is not None:
-        before, flushed = _flushed_shares(row, seen.key, recipe, prediction)
-        misses = tuple(recipe.limits(target).misses(prediction, flushed))
-        distance = recipe.limits(target).distance(prediction, flushed)
-    return Forecast(
-        seen=seen,
-        step=None if row is None else int(row["step"]),
-        rank=None if row is None else int(row["rank"]),
-        call=None if row is None else int(row["call"]),
+        return replace(base, unknown="every row holds a NaN or Inf")
+    if seen.empty:
+        return replace(base, unknown="no element is finite and not zero at any step")
+    if row is None:
+        return replace(base, unknown=_not_recorded(recipe))
+    prediction = predicted(row, seen.key, recipe)
+    before, flushed = _flushed_shares(row, seen.key, recipe, prediction)
+    limits = recipe.limits(target)
+    return replace(
+        base,
         prediction=prediction,
-        misses=misses,
-        unknown=unknown,
-        distance=distance,
-        totals=seen.totals[index],
-        drawn=seen.drawn[index],
+        misses=tuple(limits.misses(prediction, flushed)),
+        distance=limits.distance(prediction, flushed),
         flushed=flushed,
         lost_before=before,
     )
