@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from precdoctor.diagnosis.claims.finding import Location, Phase
+from precdoctor.diagnosis.claims.finding import Location, Phase, Source
 from precdoctor.diagnosis.claims.words import non_finite, plural
 from precdoctor.diagnosis.survey.processes import Process
 from precdoctor.errors import UsageError
@@ -49,6 +49,13 @@ def integer(value: Any) -> int | None:
 def text(value: Any) -> str:
     """Return ``value`` if it is a string, else the empty string."""
     return value if isinstance(value, str) else ""
+
+
+def source_of(event: Mapping[str, Any]) -> Source | None:
+    """Return the source line in an event, or in an op of its data; None if it has none."""
+    line = integer(event.get("line"))
+    file = text(event.get("file"))
+    return Source.read(file, line, text(event.get("code"))) if file and line is not None else None
 
 
 def parameter_in(key: Key) -> Parameter:

@@ -209,10 +209,7 @@ def _rows(
     for piece in task.pieces:
         rows = piece_rows(piece, READ, more, steps, cache)
         try:
-            if len(task.pieces) == 1:
-                yield from rows
-            else:
-                yield from list(rows)
+            yield from rows if len(task.pieces) == 1 else list(rows)
         except RunTooLargeError:
             raise
         except RunUnreadableError as error:

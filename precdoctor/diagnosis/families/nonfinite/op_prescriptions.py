@@ -169,10 +169,6 @@ def _mask_value(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescr
     )
 
 
-def _double_where(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
-    return double_where(culprit)
-
-
 def _clamp_log(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     return log_of_logits(culprit) or domains.clamp_log(view, incident, culprit)
 
@@ -336,7 +332,7 @@ _AT_LINE: dict[str, _Remedy] = {
     "softmax-fully-masked": _mask_value,
     "sqrt-gradient-at-zero": domains.eps_inside_root,
     "norm-gradient-at-zero": domains.norm_as_root,
-    "where-gradient-trap": _double_where,
+    "where-gradient-trap": lambda _view, _incident, culprit: double_where(culprit),
     "domain-edge-gradient": _away_from_pole,
 }
 _BY_CAUSE: dict[str, _Remedy] = _AT_LINE | {
