@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from precdoctor.diagnosis.survey.rows import Parameter, dotted, number, text
-from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.diagnosis.survey.view import Process, RunView
 
 #: Torch's own Adam: moments in the dtype of the weight, ``eps`` outside the root.
 ADAM = ("Adam", "AdamW")
@@ -34,29 +35,31 @@ def is_bare(module: str, name: str) -> bool:
     return not module and _BARE.fullmatch(name) is not None
 
 
+def recorded_parameters(view: RunView) -> Iterator[tuple[Process, str, Mapping[str, Any]]]:
+    """Yield every parameter with its process and the name of its root."""
+    for process in view.processes:
+        for root in view.facts(process).get("roots") or ():
+            yield from ((process, text(root.get("name")), p) for p in root.get("parameters") or ())
+
+
 def trainable(view: RunView, dtypes: Sequence[str]) -> dict[str, int]:
     """Return ``{root.parameter: elements}`` of the weights in these dtypes that require gradients."""
     found: dict[str, int] = {}
-    for process in view.processes if view.trains else ():
-        for root in view.facts(process).get("roots") or ():
-            for p in root.get("parameters") or ():
-                if p.get("requires_grad") and text(p.get("dtype")) in dtypes:
-                    name = dotted(text(p.get("module")), text(p.get("name")))
-                    found[f"{text(root.get('name'))}.{name}"] = math.prod(int(n) for n in p.get("shape") or ())
+    for _, root, p in recorded_parameters(view) if view.trains else ():
+        if p.get("requires_grad") and text(p.get("dtype")) in dtypes:
+            name = dotted(text(p.get("module")), text(p.get("name")))
+            found[f"{root}.{name}"] = math.prod(int(n) for n in p.get("shape") or ())
     return found
 
 
 def count_of(view: RunView, dtypes: Sequence[str], *, trained: bool) -> int:
     """Count the parameters in these dtypes that require gradients (``trained``) or do not; the most of any process."""
-    counts = [
-        sum(
-            bool(p.get("requires_grad")) == trained and text(p.get("dtype")) in dtypes
-            for root in view.facts(process).get("roots") or ()
-            for p in root.get("parameters") or ()
-        )
-        for process in view.processes
-    ]
-    return max(counts, default=0)
+    counts = Counter(
+        process
+        for process, _, p in recorded_parameters(view)
+        if bool(p.get("requires_grad")) == trained and text(p.get("dtype")) in dtypes
+    )
+    return max(counts.values(), default=0)
 
 
 def stepped(view: RunView, dtypes: Sequence[str]) -> dict[str, int]:
@@ -96,17 +99,15 @@ def groups_of_parameters(view: RunView) -> dict[Parameter, tuple[str, Mapping[st
     Parameters that no optimizer holds are left out, and all of logs from before this was recorded.
     """
     found: dict[Parameter, tuple[str, Mapping[str, Any]]] = {}
-    for process in view.processes:
+    for process, root, p in recorded_parameters(view):
         optimizers = view.facts(process).get("optimizers") or ()
-        for root in view.facts(process).get("roots") or ():
-            for p in root.get("parameters") or ():
-                indices = list(p.get("group") or [])
-                if len(indices) != 2 or not 0 <= indices[0] < len(optimizers):  # in no optimizer, or damaged
-                    continue
-                optimizer = optimizers[indices[0]]
-                if 0 <= indices[1] < len(groups := optimizer.get("groups") or ()):
-                    place = text(root.get("name")), text(p.get("module")), text(p.get("name"))
-                    found.setdefault(place, (text(optimizer.get("class")), groups[indices[1]]))
+        indices = list(p.get("group") or [])
+        if len(indices) != 2 or not 0 <= indices[0] < len(optimizers):  # in no optimizer, or damaged
+            continue
+        optimizer = optimizers[indices[0]]
+        if 0 <= indices[1] < len(groups := optimizer.get("groups") or ()):
+            place = root, text(p.get("module")), text(p.get("name"))
+            found.setdefault(place, (text(optimizer.get("class")), groups[indices[1]]))
     return found
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys, magnitudes
+from precdoctor.diagnosis.survey.parameters import recorded_parameters
 from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.arrays import Floats, Ints
@@ -88,11 +89,9 @@ class AmaxLog:
 
 def vectors(view: RunView) -> Iterator[Key]:
     """Yield one-dimensional parameters (biases and gains), which are no operands of a matrix product."""
-    for process in view.processes:
-        for root in view.facts(process).get("roots") or ():
-            for parameter in root.get("parameters") or ():
-                if len(parameter.get("shape") or ()) == 1:
-                    yield text(root.get("name")), text(parameter.get("module")), "weight", text(parameter.get("name"))
+    for _, root, parameter in recorded_parameters(view):
+        if len(parameter.get("shape") or ()) == 1:
+            yield root, text(parameter.get("module")), "weight", text(parameter.get("name"))
 
 
 def exponents_of(view: RunView, kinds: Sequence[str], log: AmaxLog) -> Iterator[tuple[HistogramTable, Ints, Ints]]:
