@@ -38,7 +38,9 @@ class Op:
     name: str
     phase: str
     root: str
+    #: FQN of the module whose code runs the op; None if the log has none.
     module: str | None
+    #: The line of user code that ran the op; for a backward op, the line that ran its forward op.
     source: Source | None
     node: str | None
     #: Backward ops: index of the forward op whose gradient this op computes.

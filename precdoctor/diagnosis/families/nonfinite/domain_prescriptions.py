@@ -35,20 +35,20 @@ _EDGE_MARGIN = 1e-6
 
 def stop_and_inspect(_view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     """Stop on the first bad value, at the module or, outside of modules, at the line, and inspect the operands."""
-    inside, bad = culprit.module or culprit.replay.root, culprit.bad_elements
+    inside, bad = culprit.op.module or culprit.replay.root, culprit.bad_elements
     predicted = {"stops_at_step": incident.step, **({"nonfinite_elements": bad} if bad else {})}
-    if not inside and culprit.source is not None and not culprit.op.in_library:
+    if not inside and culprit.op.source is not None and not culprit.op.in_library:
         return Prescription(
             title=f"stop{culprit.at_line} on the first bad value and inspect the operands",
-            change={"line": f"{culprit.source.file}:{culprit.source.line}"},
+            change={"line": f"{culprit.op.source.file}:{culprit.op.source.line}"},
             predicted=predicted,
             snippet=snippets.stop_behind_line(),
         )
     return Prescription(
         title=f"stop at {f'`{inside}`' if inside else 'the model'} on the first bad value and inspect its inputs",
-        change={"module": culprit.module, "hook": "forward"},
+        change={"module": culprit.op.module, "hook": "forward"},
         predicted=predicted,
-        snippet=snippets.halt_on_nonfinite(culprit.module or ""),
+        snippet=snippets.halt_on_nonfinite(culprit.op.module or ""),
     )
 
 
@@ -118,7 +118,7 @@ def bound_operand(culprit: Culprit) -> Prescription | None:
     largest = math.floor(math.log(fmt.max))
     return Prescription(
         title=f"bound the operand of exp{culprit.at_line}, not only its result",
-        change={"clamp_max": largest, "module": culprit.module},
+        change={"clamp_max": largest, "module": culprit.op.module},
         predicted={"nonfinite_gradients": {"from": culprit.bad_elements, "to": 0}},
         snippet=(
             f"y = x.clamp(max={largest}).exp()  # behind exp it is too late: the gradient of inf is 0 * inf, NaN\n"
@@ -153,7 +153,7 @@ def _prune_magnitude(culprit: Culprit) -> Prescription:
     """
     return Prescription(
         title="keep whole filters of `v` from being zero: zero the magnitude `g` instead, or take weight_norm off",
-        change={"module": culprit.module, "parameter": {"from": "v", "to": "g"}},
+        change={"module": culprit.op.module, "parameter": {"from": "v", "to": "g"}},
         predicted=culprit.predicted_effect,
         snippet=(
             "# prune by the magnitude; the direction keeps a length\n"
@@ -166,7 +166,7 @@ def eps_inside_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Pr
     """Add a small constant under a root, because its derivative at 0 is infinite."""
     return Prescription(
         title=f"add a small constant inside the root{culprit.at_line}{_zeros_words(culprit)}",
-        change={"eps": {"from": 0.0, "to": 1e-12}, "module": culprit.module},
+        change={"eps": {"from": 0.0, "to": 1e-12}, "module": culprit.op.module},
         predicted={
             **culprit.predicted_effect,
             "largest_derivative": 0.5 / math.sqrt(1e-12),
@@ -182,7 +182,7 @@ def norm_as_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Presc
     sums = "dx.square() + dy.square()" if name == "hypot" else "x.square().sum(-1)"
     return Prescription(
         title=f"write {name}{culprit.at_line} as the root of a sum of squares and a small constant",
-        change={"eps": {"from": 0.0, "to": 1e-12}, "module": culprit.module},
+        change={"eps": {"from": 0.0, "to": 1e-12}, "module": culprit.op.module},
         predicted={**culprit.predicted_effect, "largest_derivative": 1.0},
         snippet=f"import torch\n\ny = torch.sqrt({sums} + 1e-12)  # at 0 the derivative is 0, not 0 / 0\n",
     )
@@ -197,7 +197,7 @@ def _clamp_off_edge(culprit: Culprit) -> Prescription:
     return Prescription(
         title=f"clamp the operand of {name} at {where}{culprit.at_line}: at the edge its derivative is infinite"
         + _zeros_words(culprit),
-        change={"clamp": clamp, "module": culprit.module},
+        change={"clamp": clamp, "module": culprit.op.module},
         predicted={"nonfinite_gradients": {"from": culprit.bad_elements, "to": 0}},
         snippet=f"x = x.clamp({limits})  # before {name}; elements that were clamped get a gradient of 0\n",
     )
@@ -226,7 +226,7 @@ def into_domain(view: RunView, incident: Incident, culprit: Culprit) -> Prescrip
     call = f"pow({power})" if name == "pow" else f"{name}()"
     return Prescription(
         title=f"clamp the operand of {name} at {where}{culprit.at_line}: it is not defined beyond",
-        change={"clamp": clamp, "module": culprit.module},
+        change={"clamp": clamp, "module": culprit.op.module},
         predicted=culprit.predicted_effect,
         snippet=f"y = x.clamp({limits}).{call}  # rounding alone can push x past the end\n",
     )
