@@ -38,7 +38,7 @@ _FIRST_STEPS = 8
 COLUMNS = tuple(name for name in TENSORS.names if not name.startswith("block") or name.endswith("_lo"))
 ROWS = pa.schema([*(TENSORS.field(name) for name in COLUMNS), ATTEMPT])
 _BATCH_COLUMNS = (
-    *("step", "rank", "attempt", "root", "module", "kind", "name", "call", "dtype", "numel", "order", "amax"),
+    *("step", "rank", "attempt", "root", "module", "kind", "name", "call", "numel", "amax"),
     *("nan", "pos_inf", "neg_inf"),
 )
 #: Number of non-finite tensors of a kind at a step of a process; ``masks``: of these, how many hold only ``-inf``.
