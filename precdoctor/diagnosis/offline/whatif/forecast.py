@@ -286,33 +286,22 @@ def predicted(row: Mapping[str, Any], key: TensorKey, recipe: Recipe, *, growth:
     source = known_format(key.dtype)
     try:
         if recipe.block is not None:
-            return _predicted_blocks(row, recipe)
+            size = recipe.block.block[1]
+            blocks = BlockHistogram.of_row(row, size)
+            if blocks is None:  # a tensor without a non-zero element has no block histogram
+                blocks = BlockHistogram(size, (), ExponentHistogram.of(None, None))
+            # The source's mantissa bits cannot be used here: its grid is not known relative to a block's own scale.
+            return predict_blocks(blocks, recipe.block, amax=row["amax"], rule=recipe.rule)
         if recipe.grouping is not None:
             groups = GroupHistogram.of_row(row, recipe.grouping) or GroupHistogram((), (), 0, 0.0)  # nothing but zeros
             return predict_groups(groups, recipe.format)
-        scale = float(
-            recipe.multipliers(
-                np.array([math.nan if row["amax"] is None else row["amax"]], dtype=np.float64),
-                np.array([math.nan if row["scale"] is None else row["scale"]], dtype=np.float64),
-                loss_scaled=np.array([key.kind in LOSS_SCALED]),
-                quantised=np.array([key.kind == "fp8_operand"]),
-            )[0]
-        )
-        statistics = TensorStatistics.of_row(row, source)
-        return predict(statistics, recipe.format, scale=scale * 2.0**-growth)
+        amax, recorded = (np.array([row[name]], np.float64) for name in ("amax", "scale"))  # None becomes NaN
+        of_loss, quantised = np.array([key.kind in LOSS_SCALED]), np.array([key.kind == "fp8_operand"])
+        (scale,) = recipe.multipliers(amax, recorded, loss_scaled=of_loss, quantised=quantised).tolist()
+        return predict(TensorStatistics.of_row(row, source), recipe.format, scale=scale * 2.0**-growth)
     except ValueError as error:
         where = f"step {row['step']}, {key.module or key.root} {key.kind} {key.name}".rstrip()
         raise CorruptRunError(f"a row of the log cannot be true ({where}): {error}") from None
-
-
-def _predicted_blocks(row: Mapping[str, Any], recipe: Recipe) -> Prediction:
-    assert recipe.block is not None
-    assert recipe.block_size is not None
-    histogram = BlockHistogram.of_row(row, recipe.block_size)
-    if histogram is None:  # a tensor without a non-zero element has no block histogram
-        histogram = BlockHistogram(recipe.block_size, (), ExponentHistogram.of(None, None))
-    # The source's mantissa bits cannot be used here: its grid is not known relative to a block's own scale.
-    return predict_blocks(histogram, recipe.block, amax=row["amax"], rule=recipe.rule)
 
 
 def _remedies(run: Run, selection: Selection, asked: Recipe, target: Target) -> dict[TensorKey, Remedy]:
