@@ -73,7 +73,7 @@ def print_loss_scale(answer: LossScaleReplay, run: Mapping[str, Any], console: C
 
 
 def _verdict(answer: LossScaleReplay) -> str:
-    total = plural(answer.steps, "step")
+    total = plural(len(answer.run.updates), "step")
     head = f"{answer.overflows} of {total} would be skipped"
     if answer.scores:
         head = f"{spell_policy(answer.replay.policy)} loses least: {head}"
@@ -91,8 +91,8 @@ def _sureness(answer: LossScaleReplay) -> str:
     if not doubt:
         return "The log shows for every step whether it overflows at that scale."
     return (
-        f"On {doubt} of {plural(answer.steps, 'step')} the log does not prove whether they overflow at that scale; "
-        "the likelier is taken."
+        f"On {doubt} of {plural(len(answer.run.updates), 'step')} the log does not prove whether they overflow at that "
+        "scale; the likelier is taken."
     )
 
 

@@ -148,14 +148,14 @@ def loss_scale_document(answer: LossScaleReplay, asked: str, run: Mapping[str, A
         for step, scale, ideal in zip(replay.steps, answer.recorded_scales, answer.ideal, strict=True)
     ]
     body = {
-        "process": jsonable(answer.process),
-        "format": answer.format,
-        "hypothetical": answer.hypothetical,
+        "process": jsonable(answer.run.process),
+        "format": answer.run.format.name,
+        "hypothetical": answer.run.hypothetical,
         "policy": jsonable(replay.policy),
         "policy_used": jsonable(answer.used),
-        "updates": answer.steps,
-        "sampled": answer.sampled,
-        "bounded_by_norm": answer.bounded,
+        "updates": len(answer.run.updates),
+        "sampled": answer.run.sampled,
+        "bounded_by_norm": answer.run.bounded,
         "skipped": answer.overflows,
         "uncertain": replay.uncertain_steps,
         "flushed": jsonable(replay.flushed),

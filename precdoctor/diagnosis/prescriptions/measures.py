@@ -90,7 +90,7 @@ def _nonfinite_steps(view: RunView, scope: Scope) -> float | None:
 
 def _origin(incident: Incident) -> tuple[str, str | None]:
     if incident.culprit is not None:
-        return incident.culprit.replay.root, incident.culprit.module
+        return incident.culprit.replay.root, incident.culprit.op.module
     return (incident.origin.root, incident.origin.module) if incident.origin is not None else ("", None)
 
 

@@ -30,12 +30,6 @@ def magnitudes(frame: pd.DataFrame) -> Floats:
     return np.where((amax >= 0.0) & (amax < math.inf), amax, math.nan)
 
 
-def with_exponents(frame: pd.DataFrame) -> Mask:
-    """Mask of the rows that hold a histogram, shape ``(rows,)``."""
-    held: Mask = (frame["exp_hist"].notna() & frame["exp_lo"].notna()).to_numpy()
-    return held
-
-
 def groups(frame: pd.DataFrame, by: Sequence[str]) -> Ints:
     """Return a group number per row, equal for rows that agree in the columns ``by``; numbered by first appearance."""
     code, size = np.zeros(len(frame), np.int64), 1

@@ -14,7 +14,7 @@ import pandas as pd
 from precdoctor.diagnosis.claims.rule import RuleOption
 from precdoctor.diagnosis.survey.frames import AT, Mask, at, firsts, groups, histograms, keys, on_steps, rows_of
 from precdoctor.diagnosis.survey.harm import kept_bits, lost_to
-from precdoctor.diagnosis.survey.healthy_steps import is_well
+from precdoctor.diagnosis.survey.healthy_steps import healthy_sampled_steps
 from precdoctor.diagnosis.survey.measures import Floats, column, share
 from precdoctor.diagnosis.survey.rows import Key, TensorRow, known_format
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
@@ -121,17 +121,7 @@ class GradientSurvey:
 
 def examined_steps(view: RunView, limit: int) -> list[int]:
     """Return at most ``limit`` sampled healthy steps, evenly spread; skipped steps are left out."""
-    healthy = sorted(
-        {
-            facts.step
-            for process, steps in view.timeline.items()
-            for facts in steps
-            if facts.sampled
-            and not facts.skipped
-            and view.survey.covers([facts.step])
-            and is_well(view, process, facts)
-        }
-    )
+    healthy = sorted({facts.step for facts in healthy_sampled_steps(view) if not facts.skipped})
     return healthy[:: max(1, math.ceil(len(healthy) / limit))]
 
 

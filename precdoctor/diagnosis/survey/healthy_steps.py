@@ -23,6 +23,12 @@ def is_well(view: RunView, process: Process, facts: StepFacts) -> bool:
     return not facts.loss_is_bad and facts.non_finite <= masks[process, facts.step]
 
 
+def healthy_sampled_steps(view: RunView) -> Iterator[StepFacts]:
+    """Yield the sampled healthy steps of each process whose rows the survey kept."""
+    for process, steps in view.timeline.items():
+        yield from (f for f in steps if f.sampled and view.survey.covers([f.step]) and is_well(view, process, f))
+
+
 def _weight_masks(view: RunView) -> Counter[tuple[Process, int]]:
     """Count, per process and step, the weights that hold ``-inf`` and no other non-finite value."""
     masks: Counter[tuple[Process, int]] = Counter()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from precdoctor.diagnosis.survey.frames import firsts, groups, keys, lasts, rows_of
-from precdoctor.diagnosis.survey.healthy_steps import is_well
+from precdoctor.diagnosis.survey.healthy_steps import healthy_sampled_steps
 from precdoctor.diagnosis.survey.measures import column, format_values
 from precdoctor.diagnosis.survey.rows import Key, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
@@ -88,14 +88,7 @@ def _forward_histories(view: RunView) -> dict[Key, History]:
 
 def watched_steps(view: RunView) -> list[int]:
     """Return sampled healthy steps: all of the newest :data:`_NEWEST`, at most :data:`_SPREAD` of the older ones."""
-    well = sorted(
-        {
-            facts.step
-            for process, steps in view.timeline.items()
-            for facts in steps
-            if facts.sampled and facts.complete and view.survey.covers([facts.step]) and is_well(view, process, facts)
-        }
-    )
+    well = sorted({facts.step for facts in healthy_sampled_steps(view) if facts.complete})
     return thinned(well, _NEWEST, _SPREAD)
 
 

@@ -35,29 +35,24 @@ def has_several_scalers(view: RunView, process: Process) -> bool:
 
 
 def joined_updates(steps: Iterable[StepFacts]) -> Sequence[StepFacts]:
-    """Merge step attempts without a ``scaler.update()`` between them into one: a skipped one if there is any.
+    """Merge the step attempts of each scaler update into one: a skipped one, sampled if possible, or else the first."""
+    return [max(group, key=lambda s: (s.skipped, s.skipped and s.sampled)) for group in attempts_by_update(steps)]
 
-    Such attempts have different optimizers and the same scaler state; see also
-    :mod:`~precdoctor.diagnosis.offline.replay.updates`.
+
+def attempts_by_update(steps: Iterable[StepFacts]) -> list[list[StepFacts]]:
+    """Group successive step attempts without a ``scaler.update()`` between them.
+
+    Such attempts have different optimizers, and the same known scale and growth tracker.
     """
-    joined: list[StepFacts] = []
-    optimizers: set[str] = set()
+    groups: list[list[StepFacts]] = []
     for facts in steps:
-        last = joined[-1] if joined else None
-        if last is not None and facts.optimizer not in optimizers and _same_state(last, facts):
-            optimizers.add(facts.optimizer)
-            if facts.skipped and not (last.skipped and (last.sampled or not facts.sampled)):
-                joined[-1] = facts
-            continue
-        joined.append(facts)
-        optimizers = {facts.optimizer}
-    return joined
-
-
-def _same_state(a: StepFacts, b: StepFacts) -> bool:
-    """Return whether scale and growth tracker were equal at both steps; False without a growth tracker."""
-    known = b.growth_tracker is not None
-    return known and (a.loss_scale, a.growth_tracker) == (b.loss_scale, b.growth_tracker)
+        last, state = groups[-1] if groups else [], (facts.loss_scale, facts.growth_tracker)
+        same = None not in state and any((s.loss_scale, s.growth_tracker) == state for s in last)
+        if same and all(s.optimizer != facts.optimizer for s in last):
+            last.append(facts)
+        else:
+            groups.append([facts])
+    return groups
 
 
 def after_calibration(steps: Sequence[StepFacts]) -> Sequence[StepFacts]:

@@ -86,6 +86,11 @@ def _finite(frame: pd.DataFrame) -> Floats:
     return column(frame, "numel") - _non_finite(frame)
 
 
+def _share_of_all(name: str) -> Callable[[pd.DataFrame], Floats]:
+    """Return the function that computes column ``name`` over the number of elements."""
+    return lambda frame: share(column(frame, name), column(frame, "numel"))
+
+
 def _alive(frame: pd.DataFrame) -> Floats:
     return _finite(frame) - column(frame, "zero")
 
@@ -135,13 +140,7 @@ MEASURES = {
     for m in (
         Measure("non_finite", "elements", "NaN, +Inf and -Inf together", _BAD, _non_finite),
         Measure("alive", "elements", "finite elements that are not zero", ("numel", "zero", *_BAD), _alive),
-        Measure(
-            "zero_share",
-            "fraction",
-            "exact zeros over all elements",
-            ("zero", "numel"),
-            lambda f: share(column(f, "zero"), column(f, "numel")),
-        ),
+        Measure("zero_share", "fraction", "exact zeros over all elements", ("zero", "numel"), _share_of_all("zero")),
         Measure(
             "subnormal_share",
             "fraction",
@@ -154,14 +153,14 @@ MEASURES = {
             "fraction",
             "elements equal to the dtype's largest finite value, over all elements",
             ("at_max", "numel"),
-            lambda f: share(column(f, "at_max"), column(f, "numel")),
+            _share_of_all("at_max"),
         ),
         Measure(
             "saturated_share",
             "fraction",
             "elements that a cast clipped, over all elements",
             ("saturated", "numel"),
-            lambda f: share(column(f, "saturated"), column(f, "numel")),
+            _share_of_all("saturated"),
         ),
         Measure(
             "flushed_share",

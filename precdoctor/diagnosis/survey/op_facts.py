@@ -15,7 +15,7 @@ from typing import Any
 from precdoctor.diagnosis.claims.finding import Source, is_of_library
 from precdoctor.diagnosis.survey.bad_data import BadTensor, as_delivered
 from precdoctor.diagnosis.survey.operand import Operand
-from precdoctor.diagnosis.survey.rows import dotted, integer, known_format, text
+from precdoctor.diagnosis.survey.rows import dotted, integer, known_format, source_of, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.errors import PrecdoctorError
 from precdoctor.numerics.formats import Format
@@ -38,7 +38,9 @@ class Op:
     name: str
     phase: str
     root: str
+    #: FQN of the module whose code runs the op; None if the log has none.
     module: str | None
+    #: The line of user code that ran the op; for a backward op, the line that ran its forward op.
     source: Source | None
     node: str | None
     #: Backward ops: index of the forward op whose gradient this op computes.
@@ -360,13 +362,6 @@ def _maker(value: Any) -> tuple[int, ...] | tuple[str, str]:
     if isinstance(value, Mapping):
         return (text(value.get("kind")), text(value.get("name")))
     return _integers(value)
-
-
-def source_of(event: Mapping[str, Any]) -> Source | None:
-    """Return the source line in an event, or in an op of its data; None if it has none."""
-    line = integer(event.get("line"))
-    file = text(event.get("file"))
-    return Source.read(file, line, text(event.get("code"))) if file and line is not None else None
 
 
 def caller_of(data: Mapping[str, Any]) -> Source | None:

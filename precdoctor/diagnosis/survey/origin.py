@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from precdoctor.diagnosis.claims.finding import Phase
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, Key, TensorRow
@@ -92,10 +93,7 @@ def caller_of(root: str, module: str, previous: TensorRow | None, classes: Modul
     parts = module.split(".")[:-1] if module else []
     if previous is not None and previous.root == root:
         others = previous.module.split(".") if previous.module else []
-        common = 0
-        while common < min(len(parts), len(others)) and parts[common] == others[common]:
-            common += 1
-        parts = parts[:common]
+        parts = [a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(parts, others, strict=False))]
     while parts and class_of(classes, root, ".".join(parts)) in _CONTAINERS:
         parts = parts[:-1]
     return ".".join(parts)
@@ -114,17 +112,13 @@ def suspicious(
     masks: list[TensorRow] = []
     for i, row in enumerate(bad):
         seen = reference.get(row.key, ())
-        healthy_badness = frozenset().union(*(s.badness for s in seen)) if seen else frozenset()
         if not loss_is_finite and overflowed_mask(row, seen):
             return row, tuple(masks)
-        if row.badness <= healthy_badness:
-            if row.mask_like:
-                masks.append(row)
-            continue
-        if row.mask_like and (loss_is_finite or _is_mask(row, bad[i + 1 :], known=bool(seen))):
+        usual = row.badness <= frozenset().union(*(s.badness for s in seen))
+        if not usual and not (row.mask_like and (loss_is_finite or _is_mask(row, bad[i + 1 :], known=bool(seen)))):
+            return row, tuple(masks)
+        if row.mask_like:
             masks.append(row)
-            continue
-        return row, tuple(masks)
     return None, tuple(masks)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from precdoctor.diagnosis.claims.finding import Location, Phase
+from precdoctor.diagnosis.claims.finding import Location, Phase, Source
 from precdoctor.diagnosis.claims.words import non_finite, plural
 from precdoctor.diagnosis.survey.processes import Process
 from precdoctor.errors import UsageError
@@ -25,13 +25,6 @@ PATH_LENGTH = 8
 Key = tuple[str, str, str, str, int]
 #: What identifies a weight: root, module, name.
 Parameter = tuple[str, str, str]
-
-#: The columns a :class:`TensorRow` is built from.
-ROW_COLUMNS = (
-    *("step", "rank", "root", "module", "module_class", "kind", "name", "call", "phase", "dtype", "shape", "numel"),
-    *("first_bad_micro_step", "order", "first_bad_order", "nan", "pos_inf", "neg_inf", "zero", "subnormal", "at_max"),
-    *("amax", "amin_nonzero", "sum", "sum_sq", "exp_lo", "exp_hist", "scale"),
-)
 
 
 def number(value: Any) -> float | None:
@@ -58,14 +51,11 @@ def text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def key_of(record: Mapping[str, Any]) -> Key:
-    """Return the identity of the tensor that a record of the ``tensors`` table is about."""
-    return (*parameter_of(record)[:2], text(record["kind"]), text(record["name"]), int(record["call"]))
-
-
-def parameter_of(record: Mapping[str, Any]) -> Parameter:
-    """Return the identity of the weight that a record of the ``tensors`` table is about."""
-    return text(record["root"]), text(record["module"]), text(record["name"])
+def source_of(event: Mapping[str, Any]) -> Source | None:
+    """Return the source line in an event, or in an op of its data; None if it has none."""
+    line = integer(event.get("line"))
+    file = text(event.get("file"))
+    return Source.read(file, line, text(event.get("code"))) if file and line is not None else None
 
 
 def parameter_in(key: Key) -> Parameter:
@@ -86,6 +76,22 @@ def known_format(dtype: str) -> Format | None:
     except UsageError:
         return None
     return fmt if fmt.kind is Kind.FLOAT else None
+
+
+def _count(value: Any) -> int:
+    return integer(value) or 0
+
+
+#: How a :class:`TensorRow` reads the value of each column.
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("step", "rank", "numel", "nan", "pos_inf", "neg_inf"), int),
+    **dict.fromkeys(("attempt", "call", "zero", "subnormal", "at_max"), _count),
+    **dict.fromkeys(("order", "first_bad_order", "first_bad_micro_step"), integer),
+    **dict.fromkeys(("root", "module", "module_class", "kind", "name", "phase", "dtype"), text),
+    **dict.fromkeys(("amax", "amin_nonzero", "sum", "sum_sq", "scale"), number),
+}
+#: The columns of the ``tensors`` table that a :class:`TensorRow` is built from.
+ROW_COLUMNS = (*(name for name in _READERS if name != "attempt"), "shape", "exp_lo", "exp_hist")
 
 
 @dataclass(frozen=True)
@@ -128,36 +134,11 @@ class TensorRow:
         """Build a row from a record with at least the columns :data:`ROW_COLUMNS`."""
         shape, exponents = record.get("shape"), record.get("exp_hist")
         return cls(
-            step=int(record["step"]),
-            rank=int(record["rank"]),
-            attempt=integer(record.get("attempt")) or 0,
-            root=text(record.get("root")),
-            module=text(record.get("module")),
-            module_class=text(record.get("module_class")),
-            kind=text(record["kind"]),
-            name=text(record.get("name")),
-            call=integer(record.get("call")) or 0,
-            phase=text(record.get("phase")),
-            dtype=text(record["dtype"]),
+            **{name: read(record.get(name)) for name, read in _READERS.items()},
             shape=() if shape is None or isinstance(shape, float) else tuple(int(n) for n in shape),
-            numel=int(record["numel"]),
-            first_bad_micro_step=integer(record.get("first_bad_micro_step")),
-            order=integer(record.get("order")),
-            first_bad_order=integer(record.get("first_bad_order")),
-            nan=int(record["nan"]),
-            pos_inf=int(record["pos_inf"]),
-            neg_inf=int(record["neg_inf"]),
-            zero=integer(record.get("zero")) or 0,
-            subnormal=integer(record.get("subnormal")) or 0,
-            at_max=integer(record.get("at_max")) or 0,
-            amax=number(record.get("amax")),
-            amin_nonzero=number(record.get("amin_nonzero")),
-            sum=number(record.get("sum")),
-            sum_sq=number(record.get("sum_sq")),
             histogram=ExponentHistogram.of(
                 integer(record.get("exp_lo")), exponents if hasattr(exponents, "__len__") else None
             ),
-            scale=number(record.get("scale")),
             qualified=qualified,
         )
 

@@ -16,7 +16,7 @@ from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.arrow_rows import records
 from precdoctor.diagnosis.survey.engines import run_all
 from precdoctor.diagnosis.survey.processes import Glance, Process, glance, most_processes, representatives
-from precdoctor.diagnosis.survey.rows import integer, text
+from precdoctor.diagnosis.survey.rows import integer, source_of, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts, merged_facts, step_facts
 from precdoctor.errors import RunTooLargeError, RunUnreadableError
 from precdoctor.runlog.costs import rows_cost
@@ -250,12 +250,9 @@ class RunFacts:
         """Return the line of the ``backward()`` call (or optimizer step) at which the recorder detected the non-finite
         values of ``step``; None if it is not recorded.
         """
-        for event in self.nonfinite_events:
-            same = integer(event.get("step")) == step and integer(event.get("rank")) == process.rank
-            line = integer(event.get("line"))
-            if same and text(event.get("file")) and line is not None:
-                return Source.read(text(event["file"]), line, text(event.get("code")))
-        return None
+        at = process.rank, step
+        own = (e for e in self.nonfinite_events if (integer(e.get("rank")), integer(e.get("step"))) == at)
+        return next((source for e in own if (source := source_of(e)) is not None), None)
 
     # -- what the log does not know -------------------------------------------------------------------------------
 
@@ -271,11 +268,8 @@ class RunFacts:
     @cached_property
     def recorder_errors(self) -> tuple[str, ...]:
         """The messages of the recorder's internal errors."""
-        messages = []
-        for event in self.events_of("error"):
-            data = event["data"]
-            messages.append(text(data.get("message")) or text(data.get("error")) or json.dumps(data, sort_keys=True))
-        return tuple(messages)
+        errors = (event["data"] for event in self.events_of("error"))
+        return tuple(text(e.get("message")) or text(e.get("error")) or json.dumps(e, sort_keys=True) for e in errors)
 
     @property
     def problems(self) -> tuple[str, ...]:

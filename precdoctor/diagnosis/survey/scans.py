@@ -12,9 +12,9 @@ from precdoctor.diagnosis.claims import finding as claims
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Source, at_line
 from precdoctor.diagnosis.claims.rule import Checked, Rule
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.survey.op_facts import caller_of, real, source_of
+from precdoctor.diagnosis.survey.op_facts import caller_of, real
 from precdoctor.diagnosis.survey.processes import Process
-from precdoctor.diagnosis.survey.rows import dotted, integer, text
+from precdoctor.diagnosis.survey.rows import dotted, integer, source_of, text
 from precdoctor.diagnosis.survey.view import RunView
 
 #: Most places in the code that a rule reports, and most modules listed for each: a reader needs no more.

@@ -282,10 +282,7 @@ def _worst_steps(pieces: Iterator[Piece]) -> list[Piece]:
     worst: dict[tuple[str, str, str | None, str], Piece] = {}
     for p in pieces:
         key = (p.root, p.module, p.beside, p.kind)
-        known = worst.get(key)
-        if known is None:
-            worst[key] = p
-            continue
+        known = worst.setdefault(key, p)
         larger, other = (p, known) if (p.local or 0.0) > (known.local or 0.0) else (known, p)
         if (other.accumulated or 0.0) > (larger.accumulated or 0.0):
             larger = replace(

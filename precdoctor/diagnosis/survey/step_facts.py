@@ -54,6 +54,8 @@ def _flag(value: Any) -> bool:
 
 def step_facts(record: Mapping[str, Any]) -> StepFacts:
     """Convert one row of ``RunView.steps``."""
+    rates = record.get("lrs")
+    rates = rates if isinstance(rates, (list, np.ndarray)) else ()
     return StepFacts(
         step=int(record["step"]),
         loss=number(record.get("loss")),
@@ -72,8 +74,8 @@ def step_facts(record: Mapping[str, Any]) -> StepFacts:
         growth_tracker=integer(record.get("growth_tracker")),
         autocast_dtype=text(record.get("autocast_dtype")) or None,
         found_inf=None if (found := number(record.get("found_inf"))) is None else found != 0,
-        bad_rates=_bad_rates(record.get("lrs")),
-        lrs=_rates(record.get("lrs")),
+        bad_rates=tuple((i, float(r)) for i, r in enumerate(rates) if r is not None and not math.isfinite(r)),
+        lrs=tuple(math.nan if r is None else float(r) for r in rates),
     )
 
 
@@ -93,16 +95,6 @@ def own_step(steps: Sequence[StepFacts], step: int, before: Mapping[str, int]) -
         return None
     name = until[-1].optimizer
     return (name, before.get(name, 0) + sum(s.optimizer == name for s in until) - 1) if name else None
-
-
-def _rates(rates: Any) -> tuple[float, ...]:
-    known = rates if isinstance(rates, (list, np.ndarray)) else ()
-    return tuple(math.nan if r is None else float(r) for r in known)
-
-
-def _bad_rates(rates: Any) -> tuple[tuple[int, float], ...]:
-    known = rates if isinstance(rates, (list, np.ndarray)) else ()
-    return tuple((i, float(r)) for i, r in enumerate(known) if r is not None and not math.isfinite(r))
 
 
 def merged_facts(a: StepFacts, b: StepFacts) -> StepFacts:

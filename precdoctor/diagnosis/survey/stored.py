@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: Logs with fewer rows are not stored: reading them again takes less than two seconds.
 WORTH_STORING = 1 << 20
 #: Version of a survey's contents; raise it whenever they change.
-_VERSION = 1
+_VERSION = 2
 _MOST_FILES, _MOST_BYTES = 16, 1 << 30
 _STEPS = pa.schema([pa.field("kind", pa.string()), pa.field("step", pa.int64())])
 _SCHEMAS = (SCHEMA, _STEPS, BAD, BATCHES, ROWS)

@@ -38,7 +38,7 @@ _FIRST_STEPS = 8
 COLUMNS = tuple(name for name in TENSORS.names if not name.startswith("block") or name.endswith("_lo"))
 ROWS = pa.schema([*(TENSORS.field(name) for name in COLUMNS), ATTEMPT])
 _BATCH_COLUMNS = (
-    *("step", "rank", "attempt", "root", "module", "kind", "name", "call", "dtype", "numel", "order", "amax"),
+    *("step", "rank", "attempt", "root", "module", "kind", "name", "call", "numel", "amax"),
     *("nan", "pos_inf", "neg_inf"),
 )
 #: Number of non-finite tensors of a kind at a step of a process; ``masks``: of these, how many hold only ``-inf``.
@@ -85,13 +85,38 @@ class Survey:
 
 def merged_surveys(surveys: Iterable[Survey], budget: Budget) -> Survey:
     """Merge surveys of successive pieces of a log; associative. Drops each survey once it is added, to save memory."""
-    partial = _Partial(budget)
+    sums: list[pa.Table] = []  # merged whenever there are many, everything else at the end
+    merge_at, size = _PENDING, 0
+    steps_of: dict[str, list[Ints]] = {}
+    bad_counts: list[pa.Table] = []
+    batches: list[pa.Table] = []
+    rows: list[pa.RecordBatch] = []
     kept: frozenset[int] | None = frozenset()
-    for survey in surveys:
-        partial.add(survey)
-        kept = None if kept is None or survey.kept is None else kept | survey.kept
-        del survey
-    return partial.result(kept)
+    for part in surveys:
+        kept = None if kept is None or part.kept is None else kept | part.kept
+        sums.append(part.totals)
+        if len(sums) > 1 and sum(t.num_rows for t in sums) > merge_at:
+            sums = [merged(sums)]
+            merge_at = max(_PENDING, 2 * sums[0].num_rows)
+            budget.keep("names", TENSOR_COST * sums[0].num_rows)
+        for kind, found in part.steps_of.items():
+            steps_of.setdefault(kind, []).append(found)
+        for tables, table in ((bad_counts, part.bad), (batches, part.batches), (rows, part.rows)):
+            if table.num_rows:  # an empty table would keep its dictionaries in memory
+                tables.append(table)
+        size += part.rows.nbytes
+        budget.keep("rows", _COPIES * size)
+        del part, table
+    whole = Survey(
+        totals=merged(sums),
+        steps_of={kind: np.unique(np.concatenate(found)) for kind, found in steps_of.items()},
+        bad=_summed_bad(bad_counts),
+        batches=_outlying_batches(pa.concat_tables([BATCHES.empty_table(), *batches])),
+        rows=_concatenated(rows, ROWS),
+        kept=kept,
+    )
+    pa.default_memory_pool().release_unused()
+    return whole
 
 
 @dataclass(frozen=True)
@@ -184,10 +209,7 @@ def _rows(
     for piece in task.pieces:
         rows = piece_rows(piece, READ, more, steps, cache)
         try:
-            if len(task.pieces) == 1:
-                yield from rows
-            else:
-                yield from list(rows)
+            yield from rows if len(task.pieces) == 1 else list(rows)
         except RunTooLargeError:
             raise
         except RunUnreadableError as error:
@@ -216,48 +238,6 @@ def chosen_steps(sampled: Sequence[int], bad: Sequence[int], rows: int) -> list[
     return sorted(
         {*sampled[:_FIRST_STEPS], *spread, *sampled[-newest:], *bad[:_MOST_BAD], *bad[-_FIRST_STEPS:], *before_bad}
     )
-
-
-class _Partial:
-    """Collects surveys to merge. Totals are merged whenever there are many, everything else at the end."""
-
-    def __init__(self, budget: Budget) -> None:
-        self._budget = budget
-        self._size = 0
-        self._totals: list[pa.Table] = []
-        self._merge_at = _PENDING
-        self._bad_counts: list[pa.Table] = []
-        self._kinds: dict[str, list[Ints]] = {}
-        self._rows: list[pa.RecordBatch] = []
-        self._batches: list[pa.Table] = []
-
-    def add(self, part: Survey) -> None:
-        """Add the survey of the next piece in the log's order."""
-        self._totals.append(part.totals)
-        if len(self._totals) > 1 and sum(t.num_rows for t in self._totals) > self._merge_at:
-            self._totals = [merged(self._totals)]
-            self._merge_at = max(_PENDING, 2 * self._totals[0].num_rows)
-            self._budget.keep("names", TENSOR_COST * self._totals[0].num_rows)
-        for kind, found in part.steps_of.items():
-            self._kinds.setdefault(kind, []).append(found)
-        for tables, table in ((self._bad_counts, part.bad), (self._batches, part.batches), (self._rows, part.rows)):
-            if table.num_rows:  # an empty table would keep its dictionaries in memory
-                tables.append(table)
-        self._size += part.rows.nbytes
-        self._budget.keep("rows", _COPIES * self._size)
-
-    def result(self, kept: frozenset[int] | None) -> Survey:
-        """Return the merged survey. The collected rows are given away: call it once."""
-        found = Survey(
-            totals=merged(self._totals),
-            steps_of={kind: np.unique(np.concatenate(found)) for kind, found in self._kinds.items()},
-            bad=_summed_bad(self._bad_counts),
-            batches=_outlying_batches(pa.concat_tables([BATCHES.empty_table(), *self._batches])),
-            rows=_concatenated(self._rows, ROWS),
-            kept=kept,
-        )
-        pa.default_memory_pool().release_unused()
-        return found
 
 
 def _concatenated(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:

@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from precdoctor.numerics.arrays import Ints
@@ -17,18 +16,10 @@ from precdoctor.numerics.arrays import Ints
 #: Columns that identify a tensor over all ranks and steps.
 KEYS = ("root", "module", "kind", "name", "dtype", "format", "call")
 #: Columns that are summed over rows; null counts as 0.
-SUMS = (
-    *("numel", "nan", "pos_inf", "neg_inf", "zero", "subnormal", "at_max", "saturated", "flushed", "unchanged"),
-    *("rows", "clipping_casts", "flushing_casts", "bad_rows"),
-)
+_COUNTS = ("numel", "nan", "pos_inf", "neg_inf", "zero", "subnormal", "saturated", "flushed")
+SUMS = (*_COUNTS, "rows", "clipping_casts", "flushing_casts")
 #: Columns of the ``tensors`` table that the pass always reads.
-READ = (
-    *("step", "rank", "attempt", *KEYS),
-    *("numel", "nan", "pos_inf", "neg_inf", "zero", "subnormal", "at_max", "saturated", "flushed", "unchanged"),
-    *("amax", "order"),
-)
-#: Columns that say where the amax was: the earliest such step, then the lowest rank and attempt.
-PEAK = ("peak_step", "peak_rank", "peak_attempt")
+READ = ("step", "rank", "attempt", *KEYS, *_COUNTS, "amax")
 _TEXTS = KEYS[:-1]
 SCHEMA = pa.schema(
     [
@@ -36,53 +27,29 @@ SCHEMA = pa.schema(
         pa.field("call", pa.int64()),
         *(pa.field(s, pa.int64()) for s in SUMS),
         pa.field("amax", pa.float64()),
-        *(pa.field(p, pa.int64()) for p in PEAK),
-        *(pa.field(s, pa.int64()) for s in ("first_step", "last_step", "first_bad_step")),
     ]
 )
-_NEVER = np.iinfo(np.int64).max
 
 
 def totals(batch: pa.RecordBatch) -> pa.Table:
     """Aggregate the rows of one batch that has the columns :data:`READ`."""
-    codes = grouped(batch, KEYS)
-    firsts = np.unique(codes, return_index=True)[1]
-    table = {k: batch.column(k).take(pa.array(firsts)).cast(pa.string()) for k in _TEXTS}
-    table["call"] = batch.column("call").take(pa.array(firsts)).cast(pa.int64())
-    ids = np.unique(codes, return_inverse=True)[1]
-    bad = np.logical_or.reduce([_integers(batch, c) > 0 for c in ("nan", "pos_inf", "neg_inf")])
-    step = _integers(batch, "step")
-    values = {name: _integers(batch, name) for name in SUMS if name in batch.schema.names}
+    values = {name: _integers(batch, name) for name in _COUNTS}
     values["rows"] = np.ones(batch.num_rows, np.int64)
     for name, counted in (("clipping_casts", "saturated"), ("flushing_casts", "flushed")):
         values[name] = batch.column(counted).is_valid().to_numpy(zero_copy_only=False).astype(np.int64)
-    values["bad_rows"] = bad.astype(np.int64)
-    amax = batch.column("amax").to_numpy(zero_copy_only=False)
-    peaks = {p: _integers(batch, p.removeprefix("peak_")) for p in PEAK}
-    bounds = {"first_step": step, "last_step": step, "first_bad_step": np.where(bad, step, _NEVER)}
-    return pa.table({**table, **_reduced(ids, values, amax, peaks, bounds)}, schema=SCHEMA)
+    return _reduced(batch, values)
 
 
 def merged(tables: Sequence[pa.Table]) -> pa.Table:
     """Merge tables of aggregates; the empty table for none."""
     table = pa.concat_tables([SCHEMA.empty_table(), *tables])
-    if len(tables) < 2:
+    if len(tables) < 2 or not table.num_rows:
         return table
     encoded = table.combine_chunks()
     for at, name in enumerate(_TEXTS):
         encoded = encoded.set_column(at, name, encoded.column(name).combine_chunks().dictionary_encode())
-    (batch,) = encoded.combine_chunks().to_batches() or [None]
-    if batch is None:
-        return table
-    firsts, ids = np.unique(grouped(batch, KEYS), return_index=True, return_inverse=True)[1:]
-    keys = table.select(KEYS).take(pa.array(firsts))
-    values = {name: _integers(batch, name) for name in SUMS}
-    amax = batch.column("amax").to_numpy(zero_copy_only=False)
-    peaks = {p: _integers(batch, p) for p in PEAK}
-    bounds = {name: _integers(batch, name) for name in ("first_step", "last_step", "first_bad_step")}
-    bounds["first_bad_step"][values["bad_rows"] == 0] = _NEVER
-    columns = {name: keys.column(name) for name in KEYS} | _reduced(ids, values, amax, peaks, bounds)
-    return pa.table(columns, schema=SCHEMA)
+    (batch,) = encoded.combine_chunks().to_batches()
+    return _reduced(batch, {name: _integers(batch, name) for name in SUMS})
 
 
 def grouped(batch: pa.RecordBatch, names: Sequence[str]) -> Ints:
@@ -101,29 +68,16 @@ def grouped(batch: pa.RecordBatch, names: Sequence[str]) -> Ints:
     return code
 
 
-def _reduced(
-    ids: Ints, values: dict[str, Ints], amax: npt.NDArray[np.float64], peaks: dict[str, Ints], bounds: dict[str, Ints]
-) -> dict[str, pa.Array]:
-    """Reduce rows to one entry per id: sums, the largest amax and its first place, first and last steps.
-
-    Args:
-        amax: NaN if unknown.
-        peaks: step, rank and attempt of each amax.
-        bounds: the smallest of each column is taken, of ``last_step`` the largest; :data:`_NEVER` becomes null.
-    """
-    size = np.where(np.isnan(amax), -1.0, amax)
-    order = np.lexsort((*(-peaks[p] for p in reversed(PEAK)), size, ids))
+def _reduced(batch: pa.RecordBatch, values: dict[str, Ints]) -> pa.Table:
+    """Reduce rows to one per tensor: the sums of ``values`` and the largest amax; null if all are unknown."""
+    firsts, ids = np.unique(grouped(batch, KEYS), return_index=True, return_inverse=True)[1:]
+    order = np.argsort(ids, kind="stable")
     starts = np.flatnonzero(np.diff(ids[order], prepend=-1))
-    last = order[np.append(starts[1:], ids.size) - 1]
-    known = size[last] >= 0.0
-    found = {name: pa.array(np.add.reduceat(column[order], starts)) for name, column in values.items()}
-    found["amax"] = pa.array(size[last], mask=~known)
-    found |= {p: pa.array(peaks[p][last], mask=~known) for p in PEAK}
-    for name, column in bounds.items():
-        reduce = np.maximum if name == "last_step" else np.minimum
-        best = reduce.reduceat(column[order], starts)
-        found[name] = pa.array(best, mask=best == _NEVER)
-    return found
+    amax = batch.column("amax").to_numpy(zero_copy_only=False)
+    amax = np.maximum.reduceat(np.where(np.isnan(amax), -1.0, amax)[order], starts)
+    columns = {k: batch.column(k).take(pa.array(firsts)).cast(SCHEMA.field(k).type) for k in KEYS}
+    columns |= {name: pa.array(np.add.reduceat(column[order], starts)) for name, column in values.items()}
+    return pa.table({**columns, "amax": pa.array(amax, mask=amax < 0.0)}, schema=SCHEMA)
 
 
 def _integers(batch: pa.RecordBatch, name: str) -> Ints:

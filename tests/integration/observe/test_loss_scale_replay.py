@@ -54,6 +54,6 @@ def test_the_recorded_course_is_simulated_step_by_step(tmp_path):
     assert [[s.scale, s.growth_tracker, s.overflow] for s in answer.replay.steps] == course
     assert list(answer.recorded_scales) == [scale for scale, _, _ in course]
     assert sum(skipped for _, _, skipped in course) >= 4  # it did have something to do
-    assert answer.replay.uncertain_steps == 0 and answer.sampled == 15
+    assert answer.replay.uncertain_steps == 0 and answer.run.sampled == 15
     calmer = replay_loss_scale(view).replay
     assert len(calmer.overflow_steps) < len(answer.recorded_overflows)

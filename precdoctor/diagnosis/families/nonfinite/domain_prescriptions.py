@@ -35,26 +35,26 @@ _EDGE_MARGIN = 1e-6
 
 def stop_and_inspect(_view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     """Stop on the first bad value, at the module or, outside of modules, at the line, and inspect the operands."""
-    inside, bad = culprit.module or culprit.replay.root, culprit.bad_elements
+    inside, bad = culprit.op.module or culprit.replay.root, culprit.bad_elements
     predicted = {"stops_at_step": incident.step, **({"nonfinite_elements": bad} if bad else {})}
-    if not inside and culprit.source is not None and not culprit.op.in_library:
+    if not inside and culprit.op.source is not None and not culprit.op.in_library:
         return Prescription(
             title=f"stop{culprit.at_line} on the first bad value and inspect the operands",
-            change={"line": f"{culprit.source.file}:{culprit.source.line}"},
+            change={"line": f"{culprit.op.source.file}:{culprit.op.source.line}"},
             predicted=predicted,
             snippet=snippets.stop_behind_line(),
         )
     return Prescription(
         title=f"stop at {f'`{inside}`' if inside else 'the model'} on the first bad value and inspect its inputs",
-        change={"module": culprit.module, "hook": "forward"},
+        change={"module": culprit.op.module, "hook": "forward"},
         predicted=predicted,
-        snippet=snippets.halt_on_nonfinite(culprit.module or ""),
+        snippet=snippets.halt_on_nonfinite(culprit.op.module or ""),
     )
 
 
 def clamp_log(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
     """Clamp the operand of a logarithm at the smallest normal FP32 number."""
-    operand, smallest = culprit.operand, FP32.min_normal
+    operand, smallest = culprit.op.first_operand, FP32.min_normal
     dtype = operand.dtype if operand is not None else ""
     at_most_zero = operand.zero + operand.negative if operand is not None else None
     return Prescription(
@@ -77,7 +77,7 @@ def clamp_exponent(view: RunView, incident: Incident, culprit: Culprit) -> Presc
     """Clamp the operand of an exponential, or the exponent of a power, so that the result stays in range."""
     if culprit.op.short == "pow":
         return _clamp_power(view, incident, culprit)
-    operand = culprit.operand
+    operand = culprit.op.first_operand
     fmt = known_format(operand.dtype) if operand is not None else None
     if operand is None or fmt is None or operand.max is None:
         return stop_and_inspect(view, incident, culprit)
@@ -118,7 +118,7 @@ def bound_operand(culprit: Culprit) -> Prescription | None:
     largest = math.floor(math.log(fmt.max))
     return Prescription(
         title=f"bound the operand of exp{culprit.at_line}, not only its result",
-        change={"clamp_max": largest, "module": culprit.module},
+        change={"clamp_max": largest, "module": culprit.op.module},
         predicted={"nonfinite_gradients": {"from": culprit.bad_elements, "to": 0}},
         snippet=(
             f"y = x.clamp(max={largest}).exp()  # behind exp it is too late: the gradient of inf is 0 * inf, NaN\n"
@@ -153,7 +153,7 @@ def _prune_magnitude(culprit: Culprit) -> Prescription:
     """
     return Prescription(
         title="keep whole filters of `v` from being zero: zero the magnitude `g` instead, or take weight_norm off",
-        change={"module": culprit.module, "parameter": {"from": "v", "to": "g"}},
+        change={"module": culprit.op.module, "parameter": {"from": "v", "to": "g"}},
         predicted=culprit.predicted_effect,
         snippet=(
             "# prune by the magnitude; the direction keeps a length\n"
@@ -166,7 +166,7 @@ def eps_inside_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Pr
     """Add a small constant under a root, because its derivative at 0 is infinite."""
     return Prescription(
         title=f"add a small constant inside the root{culprit.at_line}{_zeros_words(culprit)}",
-        change={"eps": {"from": 0.0, "to": 1e-12}, "module": culprit.module},
+        change={"eps": {"from": 0.0, "to": 1e-12}, "module": culprit.op.module},
         predicted={
             **culprit.predicted_effect,
             "largest_derivative": 0.5 / math.sqrt(1e-12),
@@ -182,7 +182,7 @@ def norm_as_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Presc
     sums = "dx.square() + dy.square()" if name == "hypot" else "x.square().sum(-1)"
     return Prescription(
         title=f"write {name}{culprit.at_line} as the root of a sum of squares and a small constant",
-        change={"eps": {"from": 0.0, "to": 1e-12}, "module": culprit.module},
+        change={"eps": {"from": 0.0, "to": 1e-12}, "module": culprit.op.module},
         predicted={**culprit.predicted_effect, "largest_derivative": 1.0},
         snippet=f"import torch\n\ny = torch.sqrt({sums} + 1e-12)  # at 0 the derivative is 0, not 0 / 0\n",
     )
@@ -197,7 +197,7 @@ def _clamp_off_edge(culprit: Culprit) -> Prescription:
     return Prescription(
         title=f"clamp the operand of {name} at {where}{culprit.at_line}: at the edge its derivative is infinite"
         + _zeros_words(culprit),
-        change={"clamp": clamp, "module": culprit.module},
+        change={"clamp": clamp, "module": culprit.op.module},
         predicted={"nonfinite_gradients": {"from": culprit.bad_elements, "to": 0}},
         snippet=f"x = x.clamp({limits})  # before {name}; elements that were clamped get a gradient of 0\n",
     )
@@ -217,7 +217,7 @@ def _limit_words(clamp: dict[str, float]) -> tuple[str, str]:
 
 def into_domain(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     """Clamp the operand to the function's domain: rounding alone can push it past the end."""
-    name, operand = culprit.op.short, culprit.operand
+    name, operand = culprit.op.short, culprit.op.first_operand
     power = culprit.op.settings.get("exponent") if name == "pow" else None
     if operand is None or not (name in _DOMAINS or isinstance(power, (int, float))):
         return stop_and_inspect(view, incident, culprit)
@@ -226,7 +226,7 @@ def into_domain(view: RunView, incident: Incident, culprit: Culprit) -> Prescrip
     call = f"pow({power})" if name == "pow" else f"{name}()"
     return Prescription(
         title=f"clamp the operand of {name} at {where}{culprit.at_line}: it is not defined beyond",
-        change={"clamp": clamp, "module": culprit.module},
+        change={"clamp": clamp, "module": culprit.op.module},
         predicted=culprit.predicted_effect,
         snippet=f"y = x.clamp({limits}).{call}  # rounding alone can push x past the end\n",
     )
@@ -295,7 +295,7 @@ def _counts_nothing(culprit: Culprit, divisor: Operand) -> bool:
 def _guard_divisor(culprit: Culprit) -> Prescription:
     """Add an eps that the format holds to a divisor that is 0; for a count, divide by ``max(count, 1)``."""
     op = culprit.op
-    operand = culprit.operand if op.short == "rsqrt" else op.divisor
+    operand = culprit.op.first_operand if op.short == "rsqrt" else op.divisor
     if operand is not None and (operand in op.integers or _counts_nothing(culprit, operand)):
         return _count_above_zero(culprit, operand)
     fmt = known_format(operand.dtype) if operand is not None else None
@@ -318,7 +318,7 @@ def _guard_divisor(culprit: Culprit) -> Prescription:
 
 def clamp_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
     """Clamp the operand of a root, or compute a variance without the difference of squares that made it negative."""
-    operand = culprit.operand
+    operand = culprit.op.first_operand
     lowest = operand.min if operand is not None else None
     if SQUARES in culprit.cause.why:
         narrow = operand is not None and is_narrow(operand.dtype)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from precdoctor.diagnosis.claims.finding import Phase, Prescription, Source, at_line
+from precdoctor.diagnosis.claims.finding import Phase, Prescription, at_line
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.divergence.onset import Divergence
 from precdoctor.diagnosis.survey.bad_data import BadTensor, as_given, as_read, delivered_tensor, field_words
@@ -106,19 +106,9 @@ class Culprit:
         return self.at.external
 
     @property
-    def module(self) -> str | None:
-        """FQN of the module whose code runs the op; None if the log has none."""
-        return self.op.module
-
-    @property
-    def source(self) -> Source | None:
-        """The line of user code that ran the op; for a backward op, the line that ran its forward op."""
-        return self.op.source
-
-    @property
     def at_line(self) -> str:
         """`` at train.py:12``; empty if the line is unknown."""
-        return at_line(self.source)
+        return at_line(self.op.source)
 
     @property
     def between_roots(self) -> bool:
@@ -142,11 +132,6 @@ class Culprit:
     def forward_op(self) -> Op | None:
         """The forward op whose derivative the op computes; None for a forward op, or if the log lacks it."""
         return self.replay.ops.get(self.op.forward) if self.op.forward is not None else None
-
-    @property
-    def operand(self) -> Operand | None:
-        """The op's first operand; None if the log has none."""
-        return self.op.first_operand
 
     @property
     def predicted_effect(self) -> dict[str, Any]:
@@ -234,7 +219,7 @@ class Incident:
         """A key that is equal for all occurrences of the same fault: code, place, cause."""
         where: tuple[object, ...] | None = None
         if self.culprit is not None:
-            where = (self.culprit.replay.root, self.culprit.module, self.culprit.op.name, self.culprit.source)
+            where = (self.culprit.replay.root, self.culprit.op.module, self.culprit.op.name, self.culprit.op.source)
         elif self.origin is not None:
             where = (self.origin.root, self.origin.module, self.origin.row.key)
         return (self.code, where, self.cause.name, self.how, self.unrecorded is not None)

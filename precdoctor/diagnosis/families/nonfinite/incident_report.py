@@ -285,7 +285,7 @@ def _end_words(incident: Incident) -> str:
         if culprit.op.phase == "optimizer":
             return f"the optimizer step leaves `{dotted(culprit.op.module or '', culprit.op.parameter)}` non-finite"
         root = culprit.replay.root
-        where = f"`{culprit.module or root}`" if root else "the loss code"
+        where = f"`{culprit.op.module or root}`" if root else "the loss code"
         return f"{culprit.op.short} in {where} becomes non-finite"
     if incident.origin is not None:
         return f"{incident.origin.row.label} becomes non-finite"

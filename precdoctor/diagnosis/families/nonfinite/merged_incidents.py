@@ -137,15 +137,12 @@ def merged_over_ranks_and_time(incidents: Sequence[Incident]) -> list[Incident]:
 
     Then merge incidents with the same origin: later ones become ``occurrences`` or ``likely_steps`` of the first.
     """
-    merged: dict[tuple[object, ...], Incident] = {}
-    for incident in _merged(incidents, _same_event, _combined):
-        first = merged.get(incident.identity)
-        if first is None:
-            merged[incident.identity] = incident
-        else:
-            extended = replace(first, occurrences=(*first.occurrences, *incident.occurrences))
-            merged[incident.identity] = _with_bad_steps(extended, incident)
-    return _with_likely(merged.values())
+    events = _merged(incidents, _same_event, _combined)
+    return _with_likely(_merged(events, lambda first, later: first.identity == later.identity, _with_occurrences))
+
+
+def _with_occurrences(first: Incident, later: Incident) -> Incident:
+    return _with_bad_steps(replace(first, occurrences=(*first.occurrences, *later.occurrences)), later)
 
 
 def _with_bad_steps(first: Incident, incident: Incident) -> Incident:

@@ -118,7 +118,7 @@ def _widen(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
         )
     return Prescription(
         title=f"use BF16 in place of {narrow.name}{culprit.at_line}: {why}",
-        change={"module": culprit.module, "dtype": {"from": narrow.dtype, "to": BF16.dtype}},
+        change={"module": culprit.op.module, "dtype": {"from": narrow.dtype, "to": BF16.dtype}},
         predicted=predicted,
         snippet=snippets.bfloat16_autocast(view.device),
     )
@@ -163,14 +163,10 @@ def lower_rate(view: RunView, incident: Incident) -> Prescription:
 def _mask_value(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
     return Prescription(
         title="use -1e4 in place of -inf in the mask, so that no row is empty, or leave out fully masked rows",
-        change={"mask_value": {"from": "-inf", "to": -1e4}, "module": culprit.module},
+        change={"mask_value": {"from": "-inf", "to": -1e4}, "module": culprit.op.module},
         predicted={"nan": {"from": culprit.bad_elements, "to": 0}},
         snippet="scores = scores.masked_fill(~mask, -1e4)  # finite in FP16, BF16 and FP32; exp of it is 0\n",
     )
-
-
-def _double_where(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
-    return double_where(culprit)
 
 
 def _clamp_log(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
@@ -295,15 +291,15 @@ def user_line(view: RunView, incident: Incident, culprit: Culprit) -> Source | N
 
 def library_words(view: RunView, incident: Incident, culprit: Culprit) -> str:
     """A sentence if the op's line is in a library, with the last line of the user's code; else empty."""
-    if not culprit.op.in_library or culprit.source is None:
+    if not culprit.op.in_library or culprit.op.source is None:
         return ""
-    return finding.library_words(culprit.source, user_line(view, incident, culprit))
+    return finding.library_words(culprit.op.source, user_line(view, incident, culprit))
 
 
 def change_the_call(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     """Change the arguments of the user's call, or the data, because the op's line is in a library."""
     line, made = user_line(view, incident, culprit), culprit.forward_op or culprit.op
-    change = {"call": None if line is None else f"{line.file}:{line.line}", "module": culprit.module}
+    change = {"call": None if line is None else f"{line.file}:{line.line}", "module": culprit.op.module}
     if any(words in culprit.cause.why for words in NOTHING_COUNTED):
         return Prescription(
             title="leave out batches in which nothing is counted: labels that are all ignored, a mask without a 1"
@@ -321,7 +317,7 @@ def change_the_call(view: RunView, incident: Incident, culprit: Culprit) -> Pres
         title=f"change the arguments of the call{at_line(line)} or the data, not the library: {wanted}",
         change=change,
         predicted=culprit.predicted_effect,
-        snippet=snippets.halt_on_nonfinite(culprit.module or ""),
+        snippet=snippets.halt_on_nonfinite(culprit.op.module or ""),
     )
 
 
@@ -336,7 +332,7 @@ _AT_LINE: dict[str, _Remedy] = {
     "softmax-fully-masked": _mask_value,
     "sqrt-gradient-at-zero": domains.eps_inside_root,
     "norm-gradient-at-zero": domains.norm_as_root,
-    "where-gradient-trap": _double_where,
+    "where-gradient-trap": lambda _view, _incident, culprit: double_where(culprit),
     "domain-edge-gradient": _away_from_pole,
 }
 _BY_CAUSE: dict[str, _Remedy] = _AT_LINE | {

@@ -133,7 +133,7 @@ def report_poisoning(view: RunView, incident: Incident, replay: Replay) -> Repor
 def culprit_location(view: RunView, incident: Incident, culprit: Culprit, by_tensors: Location) -> Location:
     """Narrow ``by_tensors``, the location by tensors, to the op and its line."""
     forward_op, replay = culprit.forward_op, culprit.replay
-    module, op = culprit.module, (forward_op if forward_op is not None else culprit.op).name
+    module, op = culprit.op.module, (forward_op if forward_op is not None else culprit.op).name
     root, weight = replay.root or culprit.op.root or by_tensors.root, replay.weight
     if weight is not None:
         root, module = weight[0], weight[1]
@@ -151,7 +151,7 @@ def culprit_location(view: RunView, incident: Incident, culprit: Culprit, by_ten
         **vars(incident.process),
         step=incident.step,
         op=op if external is None else None,
-        source=culprit.source,
+        source=culprit.op.source,
     )
 
 
@@ -232,8 +232,8 @@ def _place_words(view: RunView, culprit: Culprit) -> str:
         return f"the code before `{reader}`"
     if not replay.root:
         return "the loss code"
-    module = culprit.module or ""
-    if culprit.module is None and culprit.op.phase == "forward":
+    module = culprit.op.module or ""
+    if culprit.op.module is None and culprit.op.phase == "forward":
         return f"the code around `{replay.root}`"
     kind = class_of(view.module_classes, replay.root, module)
     return f"`{module or replay.root}`" + (f" ({kind})" if kind and module else "")

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.nonfinite.bad_steps import incident_steps
 from precdoctor.diagnosis.families.nonfinite.culprit import culprit_at
 from precdoctor.diagnosis.survey.rows import integer
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.view import RunView
 
 #: Maximum number of ranks that a sentence names.
 _MAX_NAMED = 4
@@ -151,22 +151,11 @@ def _clock_skew(view: RunView, ranks: Sequence[int], step: int) -> float | None:
     Ranks that train in step end a step within the time of one collective; any more is the difference of their clocks.
     None without such a step.
     """
-    ends: Mapping[int, dict[Process, float]] = view.remember("step-ends", lambda: _step_ends(view))
-    shared = [
-        list(by_rank.values())
-        for s, found in ends.items()
-        if s < step and len(by_rank := {p.rank: t for p, t in found.items() if p.rank in ranks}) == len(ranks)
-    ]
-    return max(shared[-1]) - min(shared[-1]) if shared else None
-
-
-def _step_ends(view: RunView) -> dict[int, dict[Process, float]]:
-    """The time at which each step ended in each process, in seconds since the epoch."""
-    frame = view.steps[["step", "rank", "attempt", "wall_time"]].dropna().sort_values("step", kind="stable")
-    found: dict[int, dict[Process, float]] = {}
-    for step, rank, attempt, time in frame.itertuples(index=False, name=None):
-        found.setdefault(int(step), {})[Process(int(rank), int(attempt))] = float(time)
-    return found
+    frame = view.steps[["step", "rank", "wall_time"]].dropna()
+    frame = frame[(frame["step"] < step) & frame["rank"].isin(ranks)].drop_duplicates(["step", "rank"], keep="last")
+    ends = frame.groupby("step")["wall_time"].agg(["min", "max", "size"])
+    shared = ends[ends["size"] == len(ranks)]
+    return float(shared["max"].iloc[-1] - shared["min"].iloc[-1]) if len(shared) else None
 
 
 def _rank_words(ranks: Sequence[int]) -> str:

@@ -52,7 +52,7 @@ def log_of_logits(culprit: Culprit) -> Prescription | None:
     return Prescription(
         title=f"take {name} of the logits in place of log{culprit.at_line} of {made}{at_line(maker.source)}: "
         "it stays finite where a probability rounds to 0",
-        change={"op": {"from": f"log of {made}", "to": name}, "module": culprit.module},
+        change={"op": {"from": f"log of {made}", "to": name}, "module": culprit.op.module},
         predicted={what: {"from": culprit.bad_elements, "to": 0}},
         snippet=f"import torch.nn.functional as F\n\nlogp = {call}  # {loss} of the logits needs no log at all\n",
     )
@@ -73,7 +73,7 @@ def double_where(culprit: Culprit) -> Prescription:
     what = "nonfinite_gradients" if certain else uncertain
     return Prescription(
         title=f"make the operand safe before the function, not only its result after it{culprit.at_line}",
-        change={"module": culprit.module, "pattern": "double where"},
+        change={"module": culprit.op.module, "pattern": "double where"},
         predicted={what: {"from": culprit.bad_elements, "to": 0}},
         snippet=(
             "import torch\n\n"

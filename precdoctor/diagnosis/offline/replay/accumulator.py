@@ -100,10 +100,9 @@ def replay_accumulator(
     for product in found:
         by_length.setdefault(product.length, []).append(product)
     lengths = [_errors(k, products, accumulator) for k, products in sorted(by_length.items(), reverse=True)]
-    notes = []
-    if not any(p.role == "weight gradient" for p in found):
-        notes.append("No gradient was recorded: the sums of weight gradients, the longest there are, are not known.")
-    return AccumulatorReplay(accumulator, tuple(lengths), tuple(notes))
+    note = "No gradient was recorded: the sums of weight gradients, the longest there are, are not known."
+    notes = () if any(p.role == "weight gradient" for p in found) else (note,)
+    return AccumulatorReplay(accumulator, tuple(lengths), notes)
 
 
 def _errors(length: int, products: Sequence[Product], accumulator: Accumulator) -> LengthErrors:

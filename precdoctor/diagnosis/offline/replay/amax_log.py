@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys, magnitudes, with_exponents
-from precdoctor.diagnosis.survey.rows import text
+from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys, magnitudes
+from precdoctor.diagnosis.survey.parameters import recorded_parameters
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.arrays import Floats, Ints
 from precdoctor.numerics.cast_counts import HistogramTable
@@ -89,10 +89,9 @@ class AmaxLog:
 def vectors(view: RunView) -> Iterator[Key]:
     """Yield one-dimensional parameters (biases and gains), which are no operands of a matrix product."""
     for process in view.processes:
-        for root in view.facts(process).get("roots") or ():
-            for parameter in root.get("parameters") or ():
-                if len(parameter.get("shape") or ()) == 1:
-                    yield text(root.get("name")), text(parameter.get("module")), "weight", text(parameter.get("name"))
+        for (root, module, name), parameter in recorded_parameters(view, process):
+            if len(parameter.get("shape") or ()) == 1:
+                yield root, module, "weight", name
 
 
 def exponents_of(view: RunView, kinds: Sequence[str], log: AmaxLog) -> Iterator[tuple[HistogramTable, Ints, Ints]]:
@@ -100,7 +99,8 @@ def exponents_of(view: RunView, kinds: Sequence[str], log: AmaxLog) -> Iterator[
     frame = view.measured((), kinds, columns=("amax", "exp_lo", "exp_hist"))
     known, tensors = {key: i for i, key in enumerate(log.keys)}, groups(frame, _KEY)
     code = np.array([known.get(key[:4], -1) for key in keys(frame.iloc[firsts(tensors)])], dtype=np.int64)[tensors]
-    used = np.flatnonzero((code >= 0) & with_exponents(frame))
+    held = (frame["exp_hist"].notna() & frame["exp_lo"].notna()).to_numpy()
+    used = np.flatnonzero((code >= 0) & held)
     for rows in np.split(used, np.arange(_AT_ONCE, used.size, _AT_ONCE)) if used.size else ():
         some = frame.iloc[rows]
         table = HistogramTable.of(histograms(some), magnitudes(some))

@@ -7,12 +7,11 @@ steps are added, and one prediction per tensor covers all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from precdoctor.diagnosis.offline.replay.amax_log import vectors
+from precdoctor.diagnosis.offline.replay.amax_log import Key, vectors
 from precdoctor.diagnosis.offline.replay.fp8 import KINDS, RecipeReplay, TensorReplay
 from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys, largest, magnitudes
 from precdoctor.diagnosis.survey.measures import lists
@@ -23,15 +22,6 @@ from precdoctor.numerics.blocks import BlockFormat, BlockHistogram
 from precdoctor.numerics.cells import Estimate
 
 _KEY = ("root", "module", "kind", "name")
-
-
-@dataclass(frozen=True, eq=False)
-class _Sum:
-    """The sum of one tensor's block histograms over ``steps`` steps, and its largest amax."""
-
-    histogram: BlockHistogram
-    largest: float
-    steps: int
 
 
 def replay_blocks(
@@ -57,13 +47,12 @@ def replay_blocks(
             f"{fmt.name} has blocks of {height}x{size}, which are not recorded; "
             "recorded are 1x16, 1x32 and 1x128: mxfp8, nvfp4, tile128"
         )
-    sums = _sums(view, size, kinds, wanted, steps)
-    if not sums:
+    tensors = [_tensor(*total, fmt) for total in _sums(view, size, kinds, wanted, steps)]
+    if not tensors:
         raise NothingRecordedError(
             f"{view.run.origin} holds no block{size}_hist of kind {', '.join(kinds)} that was asked for; "
             f"{fmt.name} cannot be replayed"
         )
-    tensors = [_tensor(key, total, fmt) for key, total in sums.items()]
     tensors.sort(key=lambda t: (-t[1].saturated.estimate, -t[1].flushed.estimate, t[1].module, t[1].kind, t[1].name))
     return RecipeReplay(
         recipe=fmt.name,
@@ -81,8 +70,8 @@ def _sums(
     kinds: Sequence[str],
     wanted: Callable[[str], bool] | None,
     steps: tuple[int | None, int | None],
-) -> dict[tuple[str, ...], _Sum]:
-    """Add up the block histograms of each tensor over the steps of the half-open range ``steps``."""
+) -> Iterator[tuple[Key, BlockHistogram, float, int]]:
+    """Yield each tensor, the sum of its block histograms over the range ``steps``, its largest amax, its steps."""
     below, peaks = f"block{size}_hist", f"block{size}_amax"
     first, stop = steps
     where = [("step", ">=", first or 0), *([("step", "<", stop)] if stop is not None else [])]
@@ -99,33 +88,22 @@ def _sums(
     amax = histograms(frame, peaks).merged(tensors, len(found))
     largest_ = np.nan_to_num(largest(tensors, magnitudes(frame)))
     seen = np.bincount(tensors[firsts(groups(frame, (*_KEY, "step")))], minlength=len(found))
-    return {
-        key[:4]: _Sum(BlockHistogram(size, tuple(table[i].tolist()), amax.row(i)), float(largest_[i]), int(seen[i]))
-        for i, key in enumerate(found)
-        if key[:4] not in left_out and (wanted is None or wanted(key[1]))
-    }
+    for i, key in enumerate(found):
+        if key[:4] not in left_out and (wanted is None or wanted(key[1])):
+            whole = BlockHistogram(size, tuple(table[i].tolist()), amax.row(i))
+            yield key[:4], whole, float(largest_[i]), int(seen[i])
 
 
-def _tensor(key: tuple[str, ...], total: _Sum, fmt: BlockFormat) -> tuple[int, TensorReplay]:
+def _tensor(key: Key, histogram: BlockHistogram, amax: float, steps: int, fmt: BlockFormat) -> tuple[int, TensorReplay]:
     """Return the number of elements and the replay of one tensor."""
-    prediction = predict_blocks(total.histogram, fmt, amax=total.largest or None)
-    root, module, kind, name = key
+    prediction = predict_blocks(histogram, fmt, amax=amax or None)
     return prediction.elements, TensorReplay(
-        root=root,
-        module=module,
-        kind=kind,
-        name=name,
+        *key,
         format=fmt.element.name,
-        steps=total.steps,
+        steps=steps,
         flushed=prediction.flushed,
         saturated=prediction.saturated,
-        stale_steps=0,
-        worst=None,
         padding_binades=prediction.headroom_binades.estimate,
-        kept_steps=0,
-        cold_steps=0,
-        non_finite_steps=0,
-        sparse_steps=0,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -83,13 +84,13 @@ class TensorReplay:
     steps: int
     flushed: Estimate
     saturated: Estimate
-    stale_steps: int
-    worst: Stale | None
-    padding_binades: float | None
-    kept_steps: int
-    cold_steps: int
-    non_finite_steps: int
-    sparse_steps: int
+    stale_steps: int = 0
+    worst: Stale | None = None
+    padding_binades: float | None = None
+    kept_steps: int = 0
+    cold_steps: int = 0
+    non_finite_steps: int = 0
+    sparse_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -216,41 +217,36 @@ def _within(steps: Ints, wanted: tuple[int | None, int | None]) -> npt.NDArray[n
 # -- scales -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _ScaleSummary:
-    """The scales of one tensor over the counted steps, summarised; fields as in :class:`TensorReplay`."""
+def _summary(
+    series: AmaxSeries,
+    scales: ScaleSeries,
+    fmt: Format,
+    within: npt.NDArray[np.bool_],
+    beyond: npt.NDArray[np.bool_],
+) -> dict[str, Any]:
+    """Summarise the scales of one tensor over the counted steps; keys as the fields of :class:`TensorReplay`."""
 
-    steps: int
-    stale_steps: int
-    worst: Stale | None
-    padding_binades: float | None
-    kept_steps: int
-    cold_steps: int
-    non_finite_steps: int
-    sparse_steps: int
+    def count(mask: npt.NDArray[np.bool_]) -> int:
+        return int(np.count_nonzero(mask & within))
 
-    @classmethod
-    def of(
-        cls,
-        series: AmaxSeries,
-        scales: ScaleSeries,
-        fmt: Format,
-        within: npt.NDArray[np.bool_],
-        beyond: npt.NDArray[np.bool_],
-    ) -> _ScaleSummary:
-        counted = within & ~scales.cold
-        stale = np.flatnonzero(beyond & counted)
-        headroom = headroom_binades(series.amax, scales.scale, fmt)
-        known = headroom[counted & ~np.isnan(headroom)]
-        worst = None
-        if stale.size:
-            at = int(stale[np.argmin(headroom[stale])])
-            worst = Stale(int(series.steps[at]), float(series.amax[at]), float(scales.scale[at]), -float(headroom[at]))
-        flags = (scales.kept & ~scales.cold, scales.cold, scales.non_finite, scales.sparse)
-        kept, cold, non_finite, sparse = (int(np.count_nonzero(flag & within)) for flag in flags)
-        padding = float(np.median(known)) if known.size else None
-        steps = int(np.count_nonzero(within))
-        return cls(steps, int(stale.size), worst, padding, kept, cold, non_finite, sparse)
+    counted = within & ~scales.cold
+    stale = np.flatnonzero(beyond & counted)
+    headroom = headroom_binades(series.amax, scales.scale, fmt)
+    known = headroom[counted & ~np.isnan(headroom)]
+    worst = None
+    if stale.size:
+        at = int(stale[np.argmin(headroom[stale])])
+        worst = Stale(int(series.steps[at]), float(series.amax[at]), float(scales.scale[at]), -float(headroom[at]))
+    return {
+        "steps": count(within),
+        "stale_steps": int(stale.size),
+        "worst": worst,
+        "padding_binades": float(np.median(known)) if known.size else None,
+        "kept_steps": count(scales.kept & ~scales.cold),
+        "cold_steps": count(scales.cold),
+        "non_finite_steps": count(scales.non_finite),
+        "sparse_steps": count(scales.sparse),
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,13 +257,13 @@ class _Scales:
         scale: of each entry of the amax log.
         counted: mask of the entries of the counted steps, without cold ones.
         stale: mask of those whose amax saturates.
-        summaries: one summary per tensor.
+        summaries: one :func:`_summary` per tensor.
     """
 
     scale: Floats
     counted: npt.NDArray[np.bool_]
     stale: npt.NDArray[np.bool_]
-    summaries: tuple[_ScaleSummary, ...]
+    summaries: tuple[dict[str, Any], ...]
 
     @classmethod
     def of(cls, log: AmaxLog, formats: Sequence[Format], recipe: Recipe, within: npt.NDArray[np.bool_]) -> _Scales:
@@ -282,7 +278,7 @@ class _Scales:
             product = np.where(series.amax > 0.0, series.amax, 0.0) * found.scale
             beyond = product >= fmt.overflow_limit if fmt.tie_overflows else product > fmt.overflow_limit
             stale[part] = beyond & counted[part]
-            summaries.append(_ScaleSummary.of(series, found, fmt, within[part], beyond))
+            summaries.append(_summary(series, found, fmt, within[part], beyond))
         return cls(scale, counted, stale, tuple(summaries))
 
 
@@ -297,10 +293,10 @@ def _recipe_replay(
     """Combine scales and counts to the replay of one recipe; tensors without a counted step are left out."""
     tensors = []
     for i, (key, fmt, course) in enumerate(zip(log.keys, formats, scales.summaries, strict=True)):
-        if course.steps:
+        if course["steps"]:
             shares = counts.row(i)
             flushed, saturated = shares.flushed_share(), shares.saturated_share()
-            tensors.append(TensorReplay(*key, format=fmt.name, flushed=flushed, saturated=saturated, **vars(course)))
+            tensors.append(TensorReplay(*key, format=fmt.name, flushed=flushed, saturated=saturated, **course))
     tensors.sort(key=lambda t: (-t.saturated.estimate, -t.stale_steps, -t.flushed.estimate, t.module, t.kind, t.name))
     stale = sum(t.stale_steps > 0 for t in tensors)
     return RecipeReplay(recipe, tuple(tensors), counts.flushed_share(), counts.saturated_share(), stale, steps)

@@ -57,15 +57,12 @@ class LossScaleReplay:
     """A recorded run replayed with another loss scaler.
 
     Attributes:
-        process: the process whose log was replayed.
-        format: the format of the gradients.
-        hypothetical: whether the run's own gradients were not in that format.
-        steps: number of replayed scaler updates; ``sampled`` of them have full statistics, ``bounded`` a gradient norm.
+        run: the scaler updates of the replayed process, and their gradients.
         used: the run's own policy; None if unknown.
         recorded_scales: the recorded scale at each update; None without one.
         recorded_overflows: steps on which the run overflowed.
         recorded_flushed: mean flushed share on the run's own sampled steps without overflow; None without such a step,
-            and if ``hypothetical``.
+            and if the gradients are hypothetical.
         replay: the simulation of the given policy, or of the best one.
         ideal: for each update the largest power of two without overflow.
         scores: after a search the best policy, the best of each other interval, and torch's default; else empty.
@@ -74,12 +71,7 @@ class LossScaleReplay:
         notes: limitations, in sentences.
     """
 
-    process: Process
-    format: str
-    hypothetical: bool
-    steps: int
-    sampled: int
-    bounded: int
+    run: RunGradients
     used: ScalerPolicy | None
     recorded_scales: tuple[float | None, ...]
     recorded_overflows: tuple[int, ...]
@@ -116,12 +108,7 @@ def replay_loss_scale(view: RunView, policy: ScalerPolicy | None = None, *, fmt:
         policy = scores[0].policy
     replayed = simulate(policy, run.gradients, start=_recorded_start(run) if policy == used and not scores else None)
     return LossScaleReplay(
-        process=chosen,
-        format=run.format.name,
-        hypothetical=run.hypothetical,
-        steps=len(run.updates),
-        sampled=run.sampled,
-        bounded=run.bounded,
+        run=run,
         used=used,
         recorded_scales=tuple(u.scale for u in run.updates),
         recorded_overflows=tuple(u.step for u in run.updates if u.overflow),

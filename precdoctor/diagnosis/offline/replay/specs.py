@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import fields
 from difflib import get_close_matches
 
 from precdoctor.errors import UsageError
@@ -78,11 +77,10 @@ def spell_policy(policy: ScalerPolicy) -> str:
     """Spell a policy for :func:`parse_policy`; ``min`` and ``max`` are left out if they are the defaults."""
     if policy == ScalerPolicy.static(policy.init):
         return f"static={_spell_scale(policy.init)}"
-    defaults = {f.name: f.default for f in fields(ScalerPolicy)}
     words = [f"init={_spell_scale(policy.init)}", f"growth={policy.growth:g}", f"interval={policy.interval}"]
     words.append(f"backoff={policy.backoff:g}")
     for key, name in (("min", "min_scale"), ("max", "max_scale")):
-        if getattr(policy, name) != defaults[name]:
+        if getattr(policy, name) != getattr(ScalerPolicy, name):
             words.append(f"{key}={_spell_scale(getattr(policy, name))}")
     return ",".join(words)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from precdoctor.diagnosis.survey.arrow_rows import records
-from precdoctor.diagnosis.survey.loss_scales import has_several_scalers
-from precdoctor.diagnosis.survey.rows import integer, number, text
+from precdoctor.diagnosis.survey.loss_scales import attempts_by_update, has_several_scalers
+from precdoctor.diagnosis.survey.rows import number
+from precdoctor.diagnosis.survey.step_facts import StepFacts, step_facts
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.loss_scaling import ScalerPolicy
 
@@ -46,61 +48,41 @@ def updates_of(view: RunView, process: Process) -> list[Update]:
     """
     steps = view.steps
     mine = steps[(steps["rank"] == process.rank) & (steps["attempt"] == process.attempt)]
-    attempts = [_attempt(r) for r in records(mine) if number(r.get("complete")) != 0.0]
+    attempts = [s for s in map(_attempt, records(mine)) if s.complete]
     overflows = Counter[str]()
-    for name, update in attempts:
-        if update.scale is not None:
-            overflows[name] += update.overflow
+    for s in attempts:
+        if s.loss_scale is not None:
+            overflows[s.optimizer] += _overflowed(s)
     if overflows and has_several_scalers(view, process):
         chosen = max(overflows, key=overflows.__getitem__)
-        attempts = [(name, update) for name, update in attempts if name == chosen]
-    groups: list[list[tuple[str, Update]]] = []
-    for name, update in attempts:
-        if groups and _same_update(groups[-1], name, update):
-            groups[-1].append((name, update))
-        else:
-            groups.append([(name, update)])
-    return [_merged([update for _, update in group]) for group in groups]
+        attempts = [s for s in attempts if s.optimizer == chosen]
+    return [_update(group) for group in attempts_by_update(attempts)]
 
 
-def _attempt(record: dict[str, object]) -> tuple[str, Update]:
-    """Convert a row of the ``steps`` table to the optimizer's name and an update of one attempt."""
-    norm = number(record.get("grad_norm"))
-    found, scale = number(record.get("found_inf")), number(record.get("loss_scale"))
-    loss_is_bad = bool(record["loss_is_bad"])
-    bad = number(record.get("non_finite")) not in (None, 0.0)
-    update = Update(
-        step=int(number(record["step"]) or 0),
-        last=int(number(record["step"]) or 0),
-        scale=scale if scale is not None and 0.0 <= scale < math.inf else None,
-        growth_tracker=integer(record.get("growth_tracker")),
-        overflow=found > 0.0 if found is not None else bad or loss_is_bad,
-        forward=loss_is_bad,
-        grad_norm=norm if norm is not None and 0.0 <= norm < math.inf else None,
-        sampled=number(record.get("sampled")) == 1.0,
-    )
-    return text(record.get("optimizer")), update
+def _attempt(record: Mapping[str, Any]) -> StepFacts:
+    """Convert a row of the ``steps`` table; without a loss scale that no scaler can have."""
+    facts = step_facts(record)
+    known = facts.loss_scale is None or 0.0 <= facts.loss_scale < math.inf
+    return facts if known else replace(facts, loss_scale=None)
 
 
-def _same_update(group: Sequence[tuple[str, Update]], name: str, update: Update) -> bool:
-    """Return whether no ``update()`` was called in between: another optimizer, and the scaler's state unchanged."""
-    _, last = group[-1]
-    if update.scale is None or update.growth_tracker is None or name in {n for n, _ in group}:
-        return False
-    return (update.scale, update.growth_tracker) == (last.scale, last.growth_tracker)
+def _overflowed(attempt: StepFacts) -> bool:
+    if attempt.found_inf is not None:
+        return attempt.found_inf
+    return attempt.non_finite != 0 or attempt.loss_is_bad
 
 
-def _merged(parts: Sequence[Update]) -> Update:
-    norms = [p.grad_norm for p in parts if p.grad_norm is not None]
+def _update(attempts: Sequence[StepFacts]) -> Update:
+    norms = [s.grad_norm for s in attempts if s.grad_norm is not None and 0.0 <= s.grad_norm < math.inf]
     return Update(
-        step=parts[0].step,
-        last=parts[-1].last,
-        scale=parts[0].scale,
-        growth_tracker=parts[0].growth_tracker,
-        overflow=any(p.overflow for p in parts),
-        forward=any(p.forward for p in parts),
+        step=attempts[0].step,
+        last=attempts[-1].step,
+        scale=attempts[0].loss_scale,
+        growth_tracker=attempts[0].growth_tracker,
+        overflow=any(map(_overflowed, attempts)),
+        forward=any(s.loss_is_bad for s in attempts),
         grad_norm=max(norms, default=None),
-        sampled=all(p.sampled for p in parts),
+        sampled=all(s.sampled for s in attempts),
     )
 
 

@@ -18,7 +18,6 @@ from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.errors import CorruptRunError, UsageError
 from precdoctor.numerics.block_prediction import predict_blocks
 from precdoctor.numerics.blocks import BlockHistogram
-from precdoctor.numerics.formats import Format
 from precdoctor.numerics.group_prediction import GroupHistogram, predict_groups
 from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.numerics.prediction import Prediction, TensorStatistics, predict
@@ -68,12 +67,12 @@ class Forecast:
     Attributes:
         seen: the tensor.
         step, rank, call: of its worst row under the recipe; None if there is no prediction.
+        totals: over all rows.
+        drawn: exponents over all rows, for a plot.
         prediction: of that row; None if unknown.
         misses: the limits it breaks.
         unknown: why there is no prediction; None if there is one.
         distance: largest ratio of a loss to its limit; the larger, the worse.
-        totals: over all rows.
-        drawn: exponents over all rows, for a plot.
         flushed: likely share that becomes zero: that of the prediction, and elements that the recorded dtype had
             already flushed and that the recipe would flush as well.
         lost_before: estimated share that the recorded dtype had already flushed; the prediction is about the rest.
@@ -84,12 +83,12 @@ class Forecast:
     step: int | None
     rank: int | None
     call: int | None
-    prediction: Prediction | None
-    misses: tuple[str, ...]
-    unknown: str | None
-    distance: float
     totals: Totals
     drawn: ExponentHistogram
+    prediction: Prediction | None = None
+    misses: tuple[str, ...] = ()
+    unknown: str | None = None
+    distance: float = 0.0
     flushed: float = 0.0
     lost_before: float = 0.0
     instead: Remedy | None = None
@@ -195,15 +194,15 @@ def _not_recorded(recipe: Recipe) -> str:
 def _no_match_message(run: Run, question: Question, kinds: Sequence[str]) -> str:
     """Return the error message for a question without tensors: whether module, kind or steps matched none."""
     asked = f"no {', '.join(kinds)} tensor" if question.kinds else "no tensor"
-    names = {TensorKey(r["root"], r["module"] or "", r["kind"], "", "") for r in _recorded_names(run)}
-    if question.module is not None and not any(fnmatchcase(k.module, question.module) for k in names):
+    names = _recorded_names(run)
+    if question.module is not None and not any(fnmatchcase(module, question.module) for module, _ in names):
         from difflib import get_close_matches
 
-        modules = sorted({k.module for k in names if k.module})
+        modules = sorted({module for module, _ in names if module})
         near = get_close_matches(question.module, modules, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(map(repr, modules[:3]))} ..."
         return f"no recorded module matches {question.module!r}{hint}"
-    recorded = sorted({k.kind for k in names}, key=KINDS.index)
+    recorded = sorted({kind for _, kind in names}, key=KINDS.index)
     if not set(kinds) & set(recorded):
         return f"{asked} is recorded; there are {', '.join(recorded) or 'no tensors at all'}"
     first, last = question.steps
@@ -212,16 +211,16 @@ def _no_match_message(run: Run, question: Question, kinds: Sequence[str]) -> str
     return f"{asked}{module} is recorded{where}; `precdoctor show {quoted_path(run.path)}` lists what there is"
 
 
-def _recorded_names(run: Run) -> list[dict[str, Any]]:
-    """Return root, module and kind of all recorded tensors."""
+def _recorded_names(run: Run) -> set[tuple[str, str]]:
+    """Return module and kind of all recorded tensors."""
     import pyarrow as pa
 
-    names: set[tuple[str, ...]] = set()
-    columns = ["root", "module", "kind"]
+    names: set[tuple[str, str]] = set()
+    columns = ["module", "kind"]
     for batch in run.batches("tensors", columns=columns):
-        table = pa.Table.from_batches([batch]).group_by(columns).aggregate([])
-        names |= set(zip(*table.to_pydict().values(), strict=True))
-    return [dict(zip(columns, name, strict=True)) for name in names]
+        table = pa.Table.from_batches([batch]).group_by(columns).aggregate([]).to_pydict()
+        names |= {(module or "", kind) for module, kind in zip(*(table[c] for c in columns), strict=True)}
+    return names
 
 
 # -- one tensor -------------------------------------------------------------------------------------------------------
@@ -230,32 +229,22 @@ def _recorded_names(run: Run) -> list[dict[str, Any]]:
 def forecast_of(seen: Seen, index: int, recipe: Recipe, target: Target) -> Forecast:
     """Return the prediction for one tensor from its worst row under the recipe number ``index`` of :func:`gather`."""
     row = seen.worst[index]
-    prediction, unknown = None, None
+    step, rank, call = (None if row is None else int(row[name]) for name in ("step", "rank", "call"))
+    base = Forecast(seen, step, rank, call, seen.totals[index], seen.drawn[index])
     if not seen.rows:
-        unknown = "every row holds a NaN or Inf"
-    elif seen.empty:
-        unknown = "no element is finite and not zero at any step"
-    elif row is None:
-        unknown = _not_recorded(recipe)
-    else:
-        prediction = predicted(row, seen.key, recipe)
-    flushed = before = distance = 0.0
-    misses: tuple[str, ...] = ()
-    if row is not None and prediction is not None:
-        before, flushed = _flushed_shares(row, seen.key, recipe, prediction)
-        misses = tuple(recipe.limits(target).misses(prediction, flushed))
-        distance = recipe.limits(target).distance(prediction, flushed)
-    return Forecast(
-        seen=seen,
-        step=None if row is None else int(row["step"]),
-        rank=None if row is None else int(row["rank"]),
-        call=None if row is None else int(row["call"]),
+        return replace(base, unknown="every row holds a NaN or Inf")
+    if seen.empty:
+        return replace(base, unknown="no element is finite and not zero at any step")
+    if row is None:
+        return replace(base, unknown=_not_recorded(recipe))
+    prediction = predicted(row, seen.key, recipe)
+    before, flushed = _flushed_shares(row, seen.key, recipe, prediction)
+    limits = recipe.limits(target)
+    return replace(
+        base,
         prediction=prediction,
-        misses=misses,
-        unknown=unknown,
-        distance=distance,
-        totals=seen.totals[index],
-        drawn=seen.drawn[index],
+        misses=tuple(limits.misses(prediction, flushed)),
+        distance=limits.distance(prediction, flushed),
         flushed=flushed,
         lost_before=before,
     )
@@ -297,37 +286,22 @@ def predicted(row: Mapping[str, Any], key: TensorKey, recipe: Recipe, *, growth:
     source = known_format(key.dtype)
     try:
         if recipe.block is not None:
-            return _predicted_blocks(row, recipe)
+            size = recipe.block.block[1]
+            blocks = BlockHistogram.of_row(row, size)
+            if blocks is None:  # a tensor without a non-zero element has no block histogram
+                blocks = BlockHistogram(size, (), ExponentHistogram.of(None, None))
+            # The source's mantissa bits cannot be used here: its grid is not known relative to a block's own scale.
+            return predict_blocks(blocks, recipe.block, amax=row["amax"], rule=recipe.rule)
         if recipe.grouping is not None:
-            return _predicted_groups(row, recipe.format, recipe.grouping)
-        scale = float(
-            recipe.multipliers(
-                np.array([math.nan if row["amax"] is None else row["amax"]], dtype=np.float64),
-                np.array([math.nan if row["scale"] is None else row["scale"]], dtype=np.float64),
-                loss_scaled=np.array([key.kind in LOSS_SCALED]),
-                quantised=np.array([key.kind == "fp8_operand"]),
-            )[0]
-        )
-        statistics = TensorStatistics.of_row(row, source)
-        return predict(statistics, recipe.format, scale=scale * 2.0**-growth)
+            groups = GroupHistogram.of_row(row, recipe.grouping) or GroupHistogram((), (), 0, 0.0)  # nothing but zeros
+            return predict_groups(groups, recipe.format)
+        amax, recorded = (np.array([row[name]], np.float64) for name in ("amax", "scale"))  # None becomes NaN
+        of_loss, quantised = np.array([key.kind in LOSS_SCALED]), np.array([key.kind == "fp8_operand"])
+        (scale,) = recipe.multipliers(amax, recorded, loss_scaled=of_loss, quantised=quantised).tolist()
+        return predict(TensorStatistics.of_row(row, source), recipe.format, scale=scale * 2.0**-growth)
     except ValueError as error:
         where = f"step {row['step']}, {key.module or key.root} {key.kind} {key.name}".rstrip()
         raise CorruptRunError(f"a row of the log cannot be true ({where}): {error}") from None
-
-
-def _predicted_blocks(row: Mapping[str, Any], recipe: Recipe) -> Prediction:
-    assert recipe.block is not None
-    assert recipe.block_size is not None
-    histogram = BlockHistogram.of_row(row, recipe.block_size)
-    if histogram is None:  # a tensor without a non-zero element has no block histogram
-        histogram = BlockHistogram(recipe.block_size, (), ExponentHistogram.of(None, None))
-    # The source's mantissa bits cannot be used here: its grid is not known relative to a block's own scale.
-    return predict_blocks(histogram, recipe.block, amax=row["amax"], rule=recipe.rule)
-
-
-def _predicted_groups(row: Mapping[str, Any], fmt: Format, grouping: str) -> Prediction:
-    histogram = GroupHistogram.of_row(row, grouping) or GroupHistogram((), (), 0, 0.0)  # nothing but zeros
-    return predict_groups(histogram, fmt)
 
 
 def _remedies(run: Run, selection: Selection, asked: Recipe, target: Target) -> dict[TensorKey, Remedy]:

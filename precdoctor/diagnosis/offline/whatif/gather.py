@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from precdoctor.diagnosis.offline.whatif.keys import KEY_COLUMNS, Keys, TensorKey
 from precdoctor.diagnosis.offline.whatif.recipe import LOSS_SCALED, Recipe
 from precdoctor.diagnosis.offline.whatif.target import Target
-from precdoctor.diagnosis.offline.whatif.trend import Trends
+from precdoctor.diagnosis.offline.whatif.trend import Trends, grown
 from precdoctor.diagnosis.survey.measures import entries
 from precdoctor.numerics.arrays import Floats, Ints
 from precdoctor.numerics.group_prediction import tally_groups
@@ -68,8 +68,8 @@ class Totals:
     """
 
     elements: float
-    flushed: tuple[float, float, float]
-    saturated: tuple[float, float, float]
+    flushed: tuple[float, ...]
+    saturated: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,8 @@ class _Collector:
         self._target = target
         self._columns = columns
         self._recipes = [_PerRecipe(recipe, draw=draw) for recipe in recipes]
-        self._counts = _GrowingArrays(rows=0, non_finite=0, filled=0, numel=0)
+        #: Per tensor the finite rows, the others, the rows with a non-zero element, and the largest number of elements.
+        self._counts = np.zeros((4, 0), dtype=np.int64)
         self._first: list[dict[str, Any]] = []
         self._steps: set[int] = set()
         self._trends = Trends()
@@ -166,15 +167,16 @@ class _Collector:
             return
         self._grow(batch, ids)
         bad = (_numbers(batch, "nan") + _numbers(batch, "pos_inf")) > 0
-        np.add.at(self._counts["non_finite"], ids[bad], 1)
+        finite, non_finite, filled, numel = self._counts
+        np.add.at(non_finite, ids[bad], 1)
         batch, ids = batch.filter(pa.array(~bad)), ids[~bad]
         step = _numbers(batch, "step").astype(np.int64)
         self._rows += ids.size
-        np.add.at(self._counts["rows"], ids, 1)
-        np.maximum.at(self._counts["numel"], ids, _numbers(batch, "numel").astype(np.int64))
+        np.add.at(finite, ids, 1)
+        np.maximum.at(numel, ids, _numbers(batch, "numel").astype(np.int64))
         kinds = np.array([key.kind for key in self._keys.known])
         rows = _Rows(batch, self._columns, np.isin(kinds, LOSS_SCALED)[ids], (kinds == "fp8_operand")[ids])
-        np.add.at(self._counts["filled"], ids[rows.filled], 1)
+        np.add.at(filled, ids[rows.filled], 1)
         unscaled = np.where(rows.loss_scaled & (rows.recorded > 0.0), 1.0 / rows.recorded, 1.0)
         self._trends.add(ids, step, rows.amax * unscaled, rows.typical * unscaled)
         usable = np.zeros(ids.size, dtype=np.bool_)
@@ -187,7 +189,7 @@ class _Collector:
         before, now = len(self._first), len(self._keys.known)
         if now == before:
             return
-        self._counts.grow(now)
+        self._counts = grown(self._counts, now)
         self._trends.grow(now)
         for recipe in self._recipes:
             recipe.grow(now)
@@ -198,19 +200,20 @@ class _Collector:
 
     def result(self) -> Gathered:
         """Return the summary of each tensor, in order of first appearance."""
-        worst = [recipe.worst() for recipe in self._recipes]
+        worst = [recipe.worst.rows() for recipe in self._recipes]
+        described = zip(self._keys.known, self._first, self._counts.T.tolist(), strict=True)
         seen = []
-        for i, (key, first) in enumerate(zip(self._keys.known, self._first, strict=True)):
+        for i, (key, first, (finite, non_finite, filled, numel)) in enumerate(described):
             seen.append(
                 Seen(
                     key=key,
                     module_class=str(first["module_class"] or ""),
                     shape=tuple(int(n) for n in first["shape"] or ()),
                     place=(first["rank"], first["attempt"], first["step"], first["order"]),
-                    rows=int(self._counts["rows"][i]),
-                    non_finite=int(self._counts["non_finite"][i]),
-                    numel=int(self._counts["numel"][i]),
-                    empty=not self._counts["filled"][i],
+                    rows=finite,
+                    non_finite=non_finite,
+                    numel=numel,
+                    empty=not filled,
                     worst=tuple(rows.get(i) for rows in worst),
                     totals=tuple(recipe.totals(i) for recipe in self._recipes),
                     drawn=tuple(recipe.drawn(i) for recipe in self._recipes),
@@ -272,16 +275,17 @@ class _PerRecipe:
     def __init__(self, recipe: Recipe, *, draw: bool) -> None:
         self.recipe = recipe
         self._draws = draw
-        self._sums = _GrowingArrays(elements=0.0, fl=0.0, fh=0.0, fe=0.0, sl=0.0, sh=0.0, se=0.0, badness=-1.0)
-        self._drawn = np.zeros((0, _WIDTH if draw else 0), dtype=np.int64)
-        self._worst_rows = _WorstRows()
+        #: Sums of elements, flushed ones (low, high, estimate) and saturated ones; shape ``(7, tensors)``.
+        self._sums = np.zeros((7, 0))
+        self._badness = np.zeros(0)
+        self._drawn = np.zeros((_WIDTH if draw else 0, 0), dtype=np.int64)
+        self.worst = _WorstRows()
 
     def grow(self, tensors: int) -> None:
-        self._sums.grow(tensors)
-        self._worst_rows.grow(tensors)
-        self._drawn = np.concatenate(
-            [self._drawn, np.zeros((tensors - len(self._drawn), self._drawn.shape[1]), np.int64)]
-        )
+        self._sums = grown(self._sums, tensors)
+        self._badness = grown(self._badness, tensors, -1.0)
+        self._drawn = grown(self._drawn, tensors)
+        self.worst.grow(tensors)
 
     def take(self, rows: _Rows, ids: Ints, target: Target) -> npt.NDArray[np.bool_]:
         """Tally the rows and keep each tensor's worst row so far; returns a mask of the rows that were evaluated.
@@ -290,32 +294,26 @@ class _PerRecipe:
         step has the statistics.
         """
         found, bins, known = rows.tallied(self.recipe)
-        for name, values in _columns_of(found):
-            np.add.at(self._sums[name], ids, values)
+        for row, values in zip(self._sums, (found.elements, *found.flushed, *found.saturated), strict=True):
+            np.add.at(row, ids, values)
         if self._draws:
             places = np.clip(_exponents(bins), EXP_MIN, EXP_MAX) - EXP_MIN
-            np.add.at(self._drawn, (ids[bins.tensor], places), bins.counts.astype(np.int64))
+            np.add.at(self._drawn, (places, ids[bins.tensor]), bins.counts.astype(np.int64))
         badness = np.where(known, self.recipe.limits(target).badness(found), -1.0)
         order = np.lexsort((badness, ids))
         last = np.flatnonzero(np.diff(ids[order], append=-1))  # the worst row of each tensor in this batch
         best = order[last]
-        worse = badness[best] > self._sums["badness"][ids[best]]
-        chosen = best[worse]
-        self._sums["badness"][ids[chosen]] = badness[chosen]
-        self._worst_rows.put(rows.batch, chosen, ids[chosen])
+        chosen = best[badness[best] > self._badness[ids[best]]]
+        self._badness[ids[chosen]] = badness[chosen]
+        self.worst.put(rows.batch, chosen, ids[chosen])
         return known & rows.filled if self.recipe.block or self.recipe.grouping else np.ones(ids.size, dtype=np.bool_)
 
-    def worst(self) -> dict[int, dict[str, Any]]:
-        return self._worst_rows.rows()
-
     def totals(self, tensor: int) -> Totals:
-        e, fl, fh, fe, sl, sh, se = (
-            float(self._sums[name][tensor]) for name in ("elements", "fl", "fh", "fe", "sl", "sh", "se")
-        )
-        return Totals(e, (fl, fh, fe), (sl, sh, se))
+        elements, *counts = self._sums[:, tensor].tolist()
+        return Totals(elements, tuple(counts[:3]), tuple(counts[3:]))
 
     def drawn(self, tensor: int) -> ExponentHistogram:
-        return ExponentHistogram(EXP_MIN, self._drawn[tensor]).trimmed()
+        return ExponentHistogram(EXP_MIN, self._drawn[:, tensor]).trimmed()
 
 
 class _WorstRows:
@@ -327,7 +325,7 @@ class _WorstRows:
         self._size = 0
 
     def grow(self, tensors: int) -> None:
-        self._at = np.concatenate([self._at, np.full(tensors - self._at.size, -1, dtype=np.int64)])
+        self._at = grown(self._at, tensors, -1)
 
     def put(self, batch: pa.RecordBatch, rows: Ints, tensors: Ints) -> None:
         """Replace the rows of ``tensors`` by ``rows`` of the batch."""
@@ -352,35 +350,11 @@ class _WorstRows:
         return dict(zip(np.flatnonzero(self._at >= 0).tolist(), self._tables[0].to_pylist(), strict=True))
 
 
-class _GrowingArrays:
-    """Named arrays of equal length, each with a fill value for new entries."""
-
-    def __init__(self, **fill: float) -> None:
-        self._fill = fill
-        self._arrays: dict[str, Any] = {name: np.zeros(0, dtype=type(value)) for name, value in fill.items()}
-
-    def __getitem__(self, name: str) -> Any:
-        return self._arrays[name]
-
-    def grow(self, size: int) -> None:
-        for name, value in self._fill.items():
-            old = self._arrays[name]
-            self._arrays[name] = np.concatenate([old, np.full(size - old.size, value, dtype=old.dtype)])
-
-
 def _exponents(bins: Bins) -> Ints:
     """Return the exponent of each bin's middle, at which it is drawn."""
     middle = np.sqrt(np.maximum(bins.likely_lo, bins.likely_hi / 2.0)) * np.sqrt(np.maximum(bins.likely_hi, 1e-300))
     out: Ints = np.ceil(np.log2(np.maximum(middle, 1e-300)) - 1.0).astype(np.int64)
     return out
-
-
-def _columns_of(found: Tally) -> list[tuple[str, Floats]]:
-    return [
-        ("elements", found.elements),
-        *zip(("fl", "fh", "fe"), found.flushed, strict=True),
-        *zip(("sl", "sh", "se"), found.saturated, strict=True),
-    ]
 
 
 def _numbers(batch: pa.RecordBatch, name: str) -> Floats:

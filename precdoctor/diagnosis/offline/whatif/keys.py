@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from precdoctor.diagnosis.survey.totals import grouped
 from precdoctor.numerics.arrays import Ints
 
 #: Columns that identify a tensor; its steps, ranks and calls are not distinguished.
@@ -36,20 +37,9 @@ class Keys:
 
     def of(self, batch: pa.RecordBatch) -> Ints:
         """Return the number of each row's tensor, shape ``(rows,)``; the batch has the columns :data:`KEY_COLUMNS`."""
-        code = np.zeros(batch.num_rows, dtype=np.int64)
-        columns: list[tuple[list[str], Ints]] = []
-        for name in KEY_COLUMNS:
-            encoded = batch.column(name)
-            if not pa.types.is_dictionary(encoded.type):
-                encoded = encoded.dictionary_encode()
-            values = [*(value or "" for value in encoded.dictionary.to_pylist()), ""]  # the last one stands for null
-            indices = encoded.indices.fill_null(len(values) - 1).to_numpy(zero_copy_only=False).astype(np.int64)
-            columns.append((values, indices))
-            # Renumbered after each column, because the product of five long dictionaries could exceed int64.
-            _, first, code = np.unique(code * len(values) + indices, return_index=True, return_inverse=True)
-        if batch.num_rows == 0:
-            return code
-        numbers = [self._number(TensorKey(*(v[indices[row]] for v, indices in columns))) for row in first.tolist()]
+        first, code = np.unique(grouped(batch, KEY_COLUMNS), return_index=True, return_inverse=True)[1:]
+        names = batch.select(KEY_COLUMNS).take(pa.array(first)).to_pydict().values()
+        numbers = [self._number(TensorKey(*(name or "" for name in key))) for key in zip(*names, strict=True)]
         return np.array(numbers, dtype=np.int64)[code]
 
     def _number(self, key: TensorKey) -> int:

@@ -35,11 +35,8 @@ def not_native(recipes: Sequence[Recipe], device: Any) -> str | None:
     if kind != "cuda" or not isinstance(capability, (list, tuple)) or len(capability) != 2:
         return None
     have = (int(capability[0]), int(capability[1]))
-    lacking = {}
-    for recipe in recipes:
-        needed = needed_capability(recipe)
-        if needed is None or have < needed:
-            lacking[recipe.name] = "no device" if needed is None else f"{needed[0]}.{needed[1]}"
+    needed = {r.name: needed_capability(r) for r in recipes}
+    lacking = {name: "no device" if n is None else f"{n[0]}.{n[1]}" for name, n in needed.items() if not n or have < n}
     if not lacking:
         return None
     parts = [f"{name} (needs {level})" for name, level in lacking.items()]

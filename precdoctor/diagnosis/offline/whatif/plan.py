@@ -5,7 +5,7 @@ with amax extrapolated to a later one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -258,19 +258,17 @@ def _memory(modules: Sequence[Operands], plans: Sequence[ModulePlan], *, autocas
     return Memory((round(weights[0]), round(weights[1])), (round(inputs[0]), round(inputs[1])))
 
 
-def _warnings(gathered: Gathered) -> list[str]:
+def _warnings(gathered: Gathered) -> Iterator[str]:
     first, last, count = gathered.steps[0], gathered.steps[-1], len(gathered.steps)
-    out = []
-    if last < EARLY_STEPS or count < _FEW_STEPS:
-        window = f"steps {first} to {last}" if first != last else f"step {first}"
-        plural = "s" if count != 1 else ""
-        out.append(
-            f"Rests on {count} recorded step{plural} ({window}), early in training: outliers emerge late, so plan "
-            f"again from a window beyond step {EARLY_STEPS:,} before relying on it."
-            if last < EARLY_STEPS
-            else f"Rests on {count} recorded step{plural} ({window}) only: rare outliers may lie between them."
+    window = f"steps {first} to {last}" if first != last else f"step {first}"
+    rests = f"Rests on {count} recorded step{'s' if count != 1 else ''} ({window})"
+    if last < EARLY_STEPS:
+        yield (
+            f"{rests}, early in training: outliers emerge late, so plan again from a window beyond step "
+            f"{EARLY_STEPS:,} before relying on it."
         )
-    return out
+    elif count < _FEW_STEPS:
+        yield f"{rests} only: rare outliers may lie between them."
 
 
 def finite_steps(

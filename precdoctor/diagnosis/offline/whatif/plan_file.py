@@ -161,7 +161,8 @@ def _cast(module: Mapping[str, Any], role: str, raw: Any, origin: str) -> Planne
     except (UsageError, ValueError) as error:
         raise UsageError(f"{origin}: {error}") from None
     planned = PRECISIONS.get(str(module.get("precision")), {}).get(role)
-    figures = [_estimate(raw.get(name)) for name in ("flushed", "saturated", "sqnr_db")]
+    shares = (raw.get(name) for name in ("flushed", "saturated", "sqnr_db"))
+    figures = [_number(share.get("estimate")) if isinstance(share, Mapping) else None for share in shares]
     known = Figures(*figures) if planned == recipe and None not in figures else None  # type: ignore[arg-type]
     return PlannedCast(module["root"], module["module"], role, recipe, applied, known)
 
@@ -170,10 +171,6 @@ def _scaling(recipe: Recipe) -> str:
     if recipe.rule is not None:
         return recipe.rule.value
     return repr(recipe.scale) if recipe.scaling == "fixed" else recipe.scaling
-
-
-def _estimate(raw: Any) -> float | None:
-    return _number(raw.get("estimate")) if isinstance(raw, Mapping) else None
 
 
 def _number(raw: Any) -> float | None:

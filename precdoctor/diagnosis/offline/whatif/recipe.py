@@ -207,7 +207,8 @@ def ask(
     else:
         if scaling in GROUPINGS and fmt.bits >= _WIDE_BITS:
             raise UsageError(f"{fmt.name} is not used with a scale per {scaling}; leave --scaling out")
-        recipe = Recipe(format=fmt, scaling=scaling or default_scaling(fmt))
+        wide = fmt.kind is Kind.FLOAT and fmt.bits >= _WIDE_BITS
+        recipe = Recipe(format=fmt, scaling=scaling or ("none" if wide else "tensor"))
     if rule is not None:
         if recipe.block is None:
             raise UsageError(f"--scale-rule {rule} is for block scales, and {recipe.name} is not a block format")
@@ -217,11 +218,6 @@ def ask(
             raise UsageError(f"--scale {scale:g} is one multiplier for whole tensors; it does not go with --scaling")
         recipe = replace(recipe, scaling="fixed", scale=scale)
     return replace(recipe, loss_scale=loss_scale)
-
-
-def default_scaling(fmt: Format) -> str:
-    """Return ``none`` for floating-point formats of at least 16 bits, else ``tensor``."""
-    return "none" if fmt.kind is Kind.FLOAT and fmt.bits >= 16 else "tensor"
 
 
 def _scaling_of(fmt: BlockFormat) -> str:

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
+import numpy.typing as npt
 
 from precdoctor.numerics.arrays import Floats, Ints
+
+_T = TypeVar("_T", np.int64, np.float64)
+
+
+def grown(array: npt.NDArray[_T], size: int, fill: float = 0.0) -> npt.NDArray[_T]:
+    """Extend the last axis of an array to ``size`` by entries of ``fill``."""
+    added = np.full((*array.shape[:-1], size - array.shape[-1]), fill, dtype=array.dtype)
+    return np.concatenate([array, added], axis=-1)
 
 
 class Trends:
@@ -16,7 +27,7 @@ class Trends:
         self._origin: int | None = None
 
     def grow(self, tensors: int) -> None:
-        self._sums = np.concatenate([self._sums, np.zeros((7, tensors - self._sums.shape[1]))], axis=1)
+        self._sums = grown(self._sums, tensors)
 
     def add(self, ids: Ints, steps: Ints, amax: Floats, typical: Floats) -> None:
         """Add rows; those without a non-zero element are skipped.

@@ -103,7 +103,7 @@ def test_between_samples_the_norm_stands_in_and_it_is_said(tmp_path):
     gradients = walk(300, 3, restless=0.2)
     run = Scaled(gradients, {"init_scale": 2.0**10, "growth_interval": 2000}, every=8)
     answer = replay_loss_scale(view_of(run, tmp_path / "run"), ScalerPolicy(init=2.0**20, interval=20))
-    assert (answer.steps, answer.sampled, answer.bounded) == (300, 38, 262)
+    assert (len(answer.run.updates), answer.run.sampled, answer.run.bounded) == (300, 38, 262)
     assert any("262 of 300 steps were not sampled" in note for note in answer.notes)
     truth = course(gradients, {"init_scale": 2.0**20, "growth_interval": 20})
     wrong = sum(s.overflow is not overflows(x, s.scale) for s, x in zip(answer.replay.steps, gradients, strict=True))
@@ -197,7 +197,7 @@ def test_a_wide_run_is_asked_what_fp16_would_have_done(tmp_path):
     steps = [{"step": s, "loss": 1.0, "non_finite": 0} for s in range(30)]
     view = RunView(open_run(write_run(tmp_path / "run", rows, steps)))
     answer = replay_loss_scale(view, ScalerPolicy(interval=5))
-    assert answer.hypothetical and "No recorded gradient is in FP16" in answer.notes[0]
+    assert answer.run.hypothetical and "No recorded gradient is in FP16" in answer.notes[0]
     truth = course(gradients, {"growth_interval": 5})
     assert [(s.scale, s.growth_tracker, s.overflow) for s in answer.replay.steps] == truth
     assert answer.replay.uncertain_steps == 0
@@ -242,7 +242,7 @@ def test_steps_without_gradient_rows_rest_on_their_norms(tmp_path):
     run = spiking()
     view = RunView(open_run(write_run(tmp_path / "run", [], run.step_rows(), facts=run.facts)))
     answer = replay_loss_scale(view, ScalerPolicy.static(2.0**30))
-    assert answer.sampled == 0 and answer.replay.flushed is None
+    assert answer.run.sampled == 0 and answer.replay.flushed is None
     assert answer.overflows == 12  # no norm of these fits FP16 times 2**30
 
 
@@ -272,7 +272,7 @@ def test_memory_of_exponents_is_bounded(tmp_path, monkeypatch):
 def test_another_format_can_be_asked_about(tmp_path):
     view = view_of(Scaled(walk(10, 1), {"init_scale": 4.0}), tmp_path / "run")
     answer = replay_loss_scale(view, ScalerPolicy(), fmt=BF16)
-    assert answer.hypothetical and answer.overflows == 0 and answer.format == "BF16"
+    assert answer.run.hypothetical and answer.overflows == 0 and answer.run.format is BF16
 
 
 def test_a_scale_that_collapsed_to_zero(tmp_path):
