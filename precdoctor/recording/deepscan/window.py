@@ -256,7 +256,7 @@ class StepWindow:
     def _enter_module(self, module: nn.Module, args: Any) -> None:
         """Note a module whose forward begins; turn the mode off if it is called outside of root calls."""
         mode = self._mode
-        if mode is None or self._thread != threading.get_ident():
+        if mode is None or not self.is_open or self._thread != threading.get_ident():
             return
         if mode.full and not in_backward():
             self._close()  # even a mode that only runs ops makes each of them take ten times as long
@@ -279,7 +279,7 @@ class StepWindow:
     def _leave_module(self, module: nn.Module, _args: Any, result: Any) -> None:
         """Remove a module whose forward has ended; turn the mode on again after a module outside of root calls."""
         mode = self._mode
-        if mode is None or self._thread != threading.get_ident():
+        if mode is None or not self.is_open or self._thread != threading.get_ident():
             return
         if self._module_aside is not None:
             if module is self._module_aside:

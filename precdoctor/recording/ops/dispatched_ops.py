@@ -176,8 +176,15 @@ def will_come_back(mode: Retiring | None = None) -> bool:
     return in_backward() or (torch.is_inference_mode_enabled() and not (mode is not None and mode.opened_in_inference))
 
 
+def _is_on(mode: TorchDispatchMode) -> bool:
+    """Return whether a mode is on this thread's stack."""
+    return any(torch._C._get_dispatch_stack_at(i) is mode for i in range(torch._C._len_torch_dispatch_stack()))
+
+
 def put_on(mode: TorchDispatchMode) -> None:
-    """Put a mode on this thread's stack."""
+    """Put a mode on this thread's stack, unless it is there: the second of two would outlive the mode."""
+    if _is_on(mode):
+        return
     open_modes[id(mode)] = mode
     if isinstance(mode, Retiring) and mode.opened_in_inference is None:
         mode.opened_in_inference = torch.is_inference_mode_enabled()
@@ -186,8 +193,7 @@ def put_on(mode: TorchDispatchMode) -> None:
 
 def take_off(mode: TorchDispatchMode) -> None:
     """Take a mode off this thread's stack, if it is there, even from beneath modes opened later."""
-    depth = torch._C._len_torch_dispatch_stack()
-    if not any(torch._C._get_dispatch_stack_at(i) is mode for i in range(depth)):
+    if not _is_on(mode):
         return
     above: list[Any] = []
     while torch._C._get_dispatch_stack_at(torch._C._len_torch_dispatch_stack() - 1) is not mode:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from precdoctor.recording.deepscan.window import StepWindow
+from precdoctor.recording.deepscan.window_mode import WindowMode
 from precdoctor.recording.microscope.live import LiveTrace
 from precdoctor.recording.model.module_names import Names
 from precdoctor.recording.ops.dispatched_ops import Retiring, in_backward, put_on, retire, retired, sweep, take_off
@@ -43,6 +45,16 @@ def test_what_is_not_open_stays_so():
         take_off(Counting())
         torch.ones(2)
     assert (theirs.ops, depth()) == (1, 0)
+
+
+def test_what_is_put_on_twice_is_there_once():
+    """A second one would stay on the stack, which does not keep its modes alive in old releases of torch."""
+    ours = Counting()
+    put_on(ours)
+    put_on(ours)
+    assert depth() == 1
+    take_off(ours)
+    assert depth() == 0
 
 
 class Retired(Retiring):
@@ -120,3 +132,39 @@ def test_what_runs_behind_the_end_is_not_in_the_trace():
     (weight * 2).sum().backward()
     sweep()
     assert counts == [len(tracer.records)] and counts[0] > 0
+
+
+class Watched(WindowMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_module_that_a_closed_window_meets_does_not_return_to_the_next_window():
+    """Hooks that torch has chosen for a call still run in it after they have been removed."""
+    facts = SimpleNamespace(step=1, recorder_ns=0, wait_ns=0, scan_ns=0)
+    context: Any = SimpleNamespace(
+        current=facts, micro_step=0, options=SimpleNamespace(first_step=0), names=Names(), evidence=False, trace=None,
+        on_the_clock=False, threads=SimpleNamespace(others=False), internal_error=raised,
+    )  # fmt: skip
+    watcher: Any = SimpleNamespace(
+        off=False, without_modules=True, mode=lambda step: Watched(), ended=lambda mode: None
+    )
+    watcher.forget = lambda: None
+    window, module = StepWindow(context, [watcher]), torch.nn.Linear(1, 1)
+    for expected in (0, 1):  # nothing of the first step's module is left in the second
+        window.begin_step()
+        assert depth() == 1
+        if not expected:
+            window._close()
+        before, after = window._hooks
+        before(module, ())
+        assert depth() == 0
+        after(module, (), None)
+        assert depth() == expected
+        window.end_step()
+        assert depth() == 0
+        facts.step += 1
+
+
+def raised(error: Exception) -> None:
+    raise error
