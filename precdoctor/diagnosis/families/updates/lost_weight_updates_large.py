@@ -123,6 +123,7 @@ def still_finding(rule: Rule, view: RunView, still: list[Large], limit: float) -
         evidence={
             "lost_share": counts.share,
             "limit": limit,
+            "is_negligible": True,
             "tensors": [{"root": p.key[0], "parameter": p.name, "lost_share": p.counts.share} for p in still[:16]],
             "relative_update": {"exp_lo": counts.relative.lo, "exp_hist": counts.relative.counts.tolist()},
             "confidence_reason": "intended updates recomputed from optimizer state",
