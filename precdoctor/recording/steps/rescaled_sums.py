@@ -58,7 +58,8 @@ class RescaledSums:
             self._norms = None
             return
         with kernels.apart_from_user_modes():
-            each = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in grads]
+            wide = (torch.promote_types(g.dtype, torch.float32) for g in grads)
+            each = [torch.linalg.vector_norm(g, dtype=d).float() for g, d in zip(grads, wide, strict=True)]
             norms.append(torch.linalg.vector_norm(torch.stack(each)))
 
     def _choose(self, parameters: Iterable[Tensor]) -> None:

@@ -11,15 +11,15 @@ from torch import Tensor
 from precdoctor.recording.steps.rescaled_sums import RescaledSums
 
 
-def parameters() -> list[Tensor]:
+def parameters(dtypes: Sequence[torch.dtype] = (torch.float32,) * 3) -> list[Tensor]:
     torch.manual_seed(0)
-    return [torch.nn.Parameter(torch.zeros(n)) for n in (3, 64, 1000)]
+    return [torch.nn.Parameter(torch.zeros(n, dtype=d)) for n, d in zip((3, 64, 1000), dtypes, strict=True)]
 
 
 def steps(sums: RescaledSums, change: Callable[[Tensor, int, int], Tensor | None], *, passes: int = 3,
-          clip_norm: float | None = None, count: int = 4) -> list[bool]:  # fmt: skip
+          clip_norm: float | None = None, count: int = 4, owned: list[Tensor] | None = None) -> list[bool]:  # fmt: skip
     """Steps of several passes; ``change`` makes a gradient's new value from the old one, the step and the pass."""
-    owned, reports = parameters(), []
+    owned, reports = owned or parameters(), []
     for step in range(count):
         for i in range(passes):
             if sums.expected:
@@ -47,6 +47,12 @@ def test_a_division_after_each_pass_is_counted_and_reported_once():
     assert data is not None
     assert data["factor"] == pytest.approx(1 / 256, rel=1e-5)
     assert (data["what"], data["passes"], data["steps"], data["of"]) == ("rescaled-sum", 3, 3, 3)
+
+
+def test_gradients_of_any_width_are_measured():
+    sums = RescaledSums()
+    owned = parameters((torch.float64, torch.bfloat16, torch.float32))
+    assert steps(sums, lambda g, *_: g / 256.0, owned=owned) == [False, True, False, False]
 
 
 def test_only_the_first_of_many_passes_are_measured():
