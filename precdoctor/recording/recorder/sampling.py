@@ -8,9 +8,9 @@ steps after the last.
 
 Under a budget the first steps are all sampled, so that smoke runs are recorded whole. Then N moves among the powers of
 two: at once up to the smallest N whose cost is within the budget, and down by one power if half of the budget would be
-enough. N doubles while the log cannot be written as fast as rows are made, and the first steps then have longer and
-longer gaps as well: rows that had to be dropped would leave no rule with its data. Whatever N is, two runs of a script share
-the steps whose numbers are multiples of both.
+enough. N doubles while the log cannot be written as fast as rows are made; the first steps then have longer and longer
+gaps as well, because rows that had to be dropped would leave no rule with its data. Whatever N is, two runs of a script
+share the steps whose numbers are multiples of both.
 """
 
 from __future__ import annotations

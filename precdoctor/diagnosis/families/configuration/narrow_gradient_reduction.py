@@ -207,10 +207,10 @@ def _finding(
         f"{reduction.divides_by:g}. "
     )
     if gradient.overflows:
+        reach = f" ({row.amax:.3g} at step {step})" if row.amax is not None else ""
         message += (
-            f"On {plural(len(gradient.overflows), 'step')} the largest element of the gradient of `{name}`"
-            f"{f' ({row.amax:.3g} at step {step})' if row.amax is not None else ''} is beyond {gradient.fmt.max:g} (limit of {gradient.fmt.dtype}): the "
-            "optimizer gets infinities or NaN. "
+            f"On {plural(len(gradient.overflows), 'step')} the largest element of the gradient of `{name}`{reach} is "
+            f"beyond {gradient.fmt.max:g} (limit of {gradient.fmt.dtype}): the optimizer gets infinities or NaN. "
         )
     if not gradient.overflows or _loses(gradient, options):
         message += (

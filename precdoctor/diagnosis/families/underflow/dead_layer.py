@@ -22,9 +22,12 @@ from precdoctor.diagnosis.families.underflow.dead_layer_flushed import find_flus
 from precdoctor.diagnosis.families.underflow.dead_layer_origin import (
     ZeroOrigin,
     find_zero_origin,
+    freeze_part,
     is_negative,
     let_through,
+    negative_words,
     revive,
+    whole_model,
 )
 from precdoctor.diagnosis.families.underflow.dead_layer_saturated import find_saturated_layers, saturated_finding
 from precdoctor.diagnosis.survey.frames import PARAMETER, at, firsts, groups, lasts, parameters
@@ -235,7 +238,9 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
     short = recurrent and not reverse
     if is_part:
         message += _SHORT_WORDS if short else _REVERSE_WORDS if recurrent else _PART_WORDS
-    who = f"`{dotted(row.module, row.name) if is_part else culprit.module or culprit.root}`"
+    whole = whole_model(row.root, dead, every) if unused and not is_part else ""
+    message += negative_words(rows, row.root) if whole else ""
+    who = f"`{dotted(row.module, row.name) if is_part else whole or culprit.module or culprit.root}`"
     unused = unused or is_part
     title = f"{who} is {'not trained' if unused else 'dead'}" if culprit is row else f"{who} lets no gradient pass"
     title = origin.headline if origin is not None else title
@@ -254,8 +259,8 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
             **tensor_evidence(culprit, [r for r in rows if r.kind in _AROUND[culprit.kind]]),
             "confidence_reason": "every element of every recorded gradient was counted",
         },
-        prescriptions=(_freeze_part(row, len(dead)),) if is_part
-        else (_freeze(row.module or row.root, row.module, len(dead)),) if unused
+        prescriptions=(freeze_part(row, len(dead)),) if is_part
+        else (_freeze(whole or row.module or row.root, "" if whole else row.module, len(dead)),) if unused
         else (let_through(origin, elements),) if origin is not None and not is_negative(origin.output)
         else (revive(_to_revive(dead, origin, blocker, row, rows), row.root, elements),),
     )  # fmt: skip
@@ -278,17 +283,6 @@ def _layer(row: TensorRow) -> tuple[str, str]:
     """FQN of the layer that a weight belongs to, and its name in that layer; parametrizations are resolved."""
     layer, parametrized, name = f".{row.module}".partition(".parametrizations.")
     return (layer[1:], name) if parametrized else (row.module, row.name)
-
-
-def _freeze_part(row: TensorRow, weights: int) -> Prescription:
-    """Feed or freeze one parameter of a layer whose other parameters are trained."""
-    return Prescription(
-        title=f"feed `{dotted(row.module, row.name)}` something other than zeros, or freeze it: weights without "
-        f"gradient {weights} -> 0",
-        change={"module": row.module, "parameter": row.name, "requires_grad": {"from": True, "to": False}},
-        predicted={"weights_without_gradient": {"from": weights, "to": 0}},
-        snippet=f"{module_expression(row.module)}.get_parameter({row.name!r}).requires_grad_(False)\n",
-    )
 
 
 def _gradient_stop(row: TensorRow, blocker: TensorRow | None, rows: Sequence[TensorRow]) -> tuple[str, bool]:
