@@ -105,7 +105,7 @@ class StepWindow:
 
         Tangents would be rounded in another way with a mode on the stack.
         """
-        original = forward_ad.enter_dual_level
+        original: Callable[[], Any] = forward_ad.enter_dual_level
         close = guarded(self._context)(self._close)
 
         @functools.wraps(original)
