@@ -84,7 +84,7 @@ _WINDOW = 32
 #: Key of the evidence that gradient descent diverges: the largest stable learning rate.
 _RATE = "stable_rate"
 #: Keys of general changes (inspect, go back, clip): advice on the cause of this divergence comes before them.
-_GENERAL = ("hook", "detect_anomaly", "checkpoint_at_or_before", "clip_norm")
+_GENERAL = ("hook", "detect_anomaly", "check_gradients", "checkpoint_at_or_before", "clip_norm")
 
 
 def with_forerunners(finding: Finding, effects: Sequence[Finding]) -> Finding:

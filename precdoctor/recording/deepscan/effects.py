@@ -33,6 +33,8 @@ _PER_ROW, _ROWS = 8, 8
 #: Ops with an argument that is only added, and its position: its effect can be bounded without running them again.
 _ADDED = {"addmm": 0, "baddbmm": 0, "addmv": 0, "convolution": 2}
 _ADDITIONS = names("add sub")
+#: The op behind ``item``.
+_TO_NUMBER = "_local_scalar_dense"
 _COMPARISONS = names("lt le gt ge eq ne")
 #: Ops that read only a tensor's shape: ``backward`` begins with ``ones_like(loss)``.
 _SHAPES = names("ones_like zeros_like full_like empty_like rand_like randn_like randint_like")
@@ -207,14 +209,28 @@ class Effects:
             self._follow(call, result, right[number], effects)
 
     def _compare(self, call: Call, given: list[tuple[Tensor, Tensor, _CarriedErrors]]) -> None:
-        """Settle errors at zero if a comparison (a check of arguments) has the same outcome on the right values."""
+        """Settle errors at zero if a comparison (a check of arguments) has the same outcome on the right values.
+
+        Errors that an epsilon made also end in a number without gradient that the script reads: ``atol + rtol * size``
+        of an adaptive solver is no guard, and decides on the length of its next step.
+        """
+        if call.plain_name == _TO_NUMBER:
+            for x, _, held in given:
+                if not x.requires_grad and all(error.kind == "floor" for error in held.effects):
+                    self._settle_at_zero(call, held)
+            return
         right = call.decided({id(x): value for x, value, _ in given}) if call.plain_name in _COMPARISONS else None
         if right is None or not call.whole or not torch.equal(right, call.whole[0]):
             return
         for _, _, held in given:
-            held.unread = False
-            for error in held.effects:
-                error.settle(0.0, op_reference(call))
+            self._settle_at_zero(call, held)
+
+    @staticmethod
+    def _settle_at_zero(call: Call, held: _CarriedErrors) -> None:
+        """Note that the errors of a tensor changed nothing through the op that has read it."""
+        held.unread = False
+        for error in held.effects:
+            error.settle(0.0, op_reference(call))
 
     def _follow(self, call: Call, result: Tensor, right: Tensor, effects: dict[Error, tuple[float, float]]) -> None:
         """Follow the errors that a result carries; settle those that it dilutes."""

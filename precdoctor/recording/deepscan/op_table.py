@@ -61,7 +61,9 @@ def _fingerprint_of_bits(x: Tensor) -> int | None:
     """Return the fingerprint of an integer or Boolean tensor; None if its memory cannot be read."""
     if type(x) not in tensor_leaves.EXACT or x.layout is not torch.strided or x.is_meta or x.is_quantized:
         return None
-    if x.is_nested or not x.numel() or not x.untyped_storage().nbytes() or x.is_floating_point() or x.is_complex():
+    if x.is_nested or x.is_floating_point() or x.is_complex():
+        return None
+    if not x.numel() or tensor_leaves.is_batched(x) or x._is_zerotensor() or not x.untyped_storage().nbytes():
         return None
     if torch._C._functorch.maybe_current_level() is not None or x.element_size() not in _BITS:
         return None

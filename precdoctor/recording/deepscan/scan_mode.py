@@ -94,8 +94,9 @@ class ScanMode(WindowMode):
         self.guarded(lambda: self._micro_steps.backward_begins(self.micro_step))
 
     def backward_left(self) -> None:
-        """Watch the gradients that ``backward`` has computed."""
-        self.guarded(lambda: self._micro_steps.backward_ended(self.micro_step))
+        """Watch the gradients that ``backward`` has computed, unless its ops could not be seen."""
+        if not self.changes_gradients:
+            self.guarded(lambda: self._micro_steps.backward_ended(self.micro_step))
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:

@@ -7,6 +7,7 @@ watchers want a step, the first one gets it.
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -14,17 +15,20 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from precdoctor.recording.deepscan.window_mode import WindowMode
 from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import unwrap
 from precdoctor.recording.ops.dispatched_ops import (
+    differentiates_forward,
     in_backward,
     is_compiled_graph,
     open_modes,
     put_on,
     retire,
+    retire_all,
     retired,
     something_is_compiled,
     sweep,
@@ -94,6 +98,25 @@ class StepWindow:
         # never removed: the window closes inside the step's own hooks, where a hook must not be removed
         register_optimizer_step_pre_hook(lambda optimizer, *_: steps(optimizer) if self.is_open else None)
         context.when_step_begins.append(begins)
+        self._patch_forward_differentiation()
+
+    def _patch_forward_differentiation(self) -> None:
+        """Close the window and retire our other modes as forward-mode differentiation begins.
+
+        Tangents would be rounded in another way with a mode on the stack.
+        """
+        original: Callable[[], Any] = forward_ad.enter_dual_level
+        close = guarded(self._context)(self._close)
+
+        @functools.wraps(original)
+        def enter_dual_level() -> Any:
+            if open_modes and not torch.compiler.is_compiling():
+                if self.is_open and self._thread == threading.get_ident():
+                    close()
+                retire_all()
+            return original()
+
+        forward_ad.enter_dual_level = enter_dual_level
 
     def _optimizer_steps(self, optimizer: torch.optim.Optimizer) -> None:
         """Report to the mode that an optimizer is about to step."""
@@ -307,6 +330,8 @@ def why_not(module: nn.Module | None) -> str | None:
         return "another dispatch mode is active"
     if torch._C._functorch.maybe_current_level() is not None or torch._C._get_tracing_state() is not None:
         return "it runs inside a transform or is being traced"
+    if differentiates_forward():
+        return "it runs inside forward-mode differentiation"
     if is_capturing():
         return "a CUDA graph is being captured"
     return unfit(module) if module is not None else None

@@ -262,8 +262,7 @@ def look(tensors: Sequence[Tensor]) -> tuple[float, float] | None:
     except RuntimeError as error:  # sparse tensors have no memory of their own
         attach.let_through(error)
         return None
-    # A tensor whose memory was freed (FSDP does that) has nothing but its offset as address.
-    if min(addresses, default=0) < LOWEST and any(x.numel() and not x.untyped_storage().nbytes() for x in tensors):
+    if min(addresses, default=0) < LOWEST and any(map(_lacks_memory, tensors)):
         return None
     out = (ctypes.c_double * 2)()
     used_dtypes = set(dtypes)
@@ -276,6 +275,14 @@ def look(tensors: Sequence[Tensor]) -> tuple[float, float] | None:
         )
         look_at(data, numel, CODES[dtype], out)
     return out[0], out[1]
+
+
+def _lacks_memory(x: Tensor) -> bool:
+    """Return whether the address of a tensor with elements is that of no memory.
+
+    If its memory was freed (FSDP does that), the address is nothing but its offset. A zero tensor has none.
+    """
+    return x.numel() > 0 and (x._is_zerotensor() or not x.untyped_storage().nbytes())
 
 
 def look_at(data: array.array[int], numel: array.array[int], code: int, out: ctypes.Array[ctypes.c_double]) -> None:

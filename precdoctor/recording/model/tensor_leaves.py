@@ -24,6 +24,9 @@ _NESTED, _META, _LAYOUT = _BASE.is_nested.__get__, _BASE.is_meta.__get__, _BASE.
 #: A context in which no ``__torch_function__`` of a subclass runs.
 _without_its_code: Final = torch._C.DisableTorchFunctionSubclass
 _NBYTES: Final = torch.UntypedStorage.nbytes
+#: Whether a tensor stands for a batch of tensors in ``torch.autograd.grad(..., is_grads_batched=True)`` and in
+#: ``torch.autograd.functional.jacobian(..., vectorize=True)``, which are no functorch transforms.
+is_batched: Final[Callable[[Tensor], bool]] = torch._C._functorch.is_legacy_batchedtensor
 _MAX_DEPTH = 3
 _MAX_LEAVES = 64
 #: Most containers opened for one value.
@@ -160,8 +163,11 @@ def is_transformed(x: Tensor) -> bool:
 
 
 def is_wrapped(x: Tensor) -> bool:
-    """Return whether ``x`` is of a subclass that runs its own ops (DTensor, FakeTensor, quantised tensors)."""
-    return computes_itself(type(x))
+    """Return whether ``x`` has no memory of its own: it is batched, or of a subclass that runs its own ops.
+
+    Such subclasses are DTensor, FakeTensor, quantised tensors.
+    """
+    return computes_itself(type(x)) or is_batched(x)
 
 
 def computes_itself(kind: type) -> bool:
@@ -195,19 +201,20 @@ def plain(x: Tensor) -> Tensor | None:
     """Return the dense floating-point tensor with the values of ``x``; None if there is none.
 
     For a DTensor its local shard, for a sparse tensor its coalesced values, for a complex one real and imaginary parts.
-    None for integers, fake, functorch-wrapped, quantised, nested, meta, lazy and empty tensors, other subclasses with
-    ops of their own, and freed memory: FSDP empties the storage of gathered parameters, and reading it crashes.
+    None for integers, fake, functorch-wrapped, batched, quantised, nested, meta, lazy and empty tensors, subclasses
+    with ops of their own, and missing memory, because reading that crashes: FSDP empties the storage of gathered
+    parameters, and zero tangents of forward-mode differentiation have none.
     """
     if type(x) not in _EXACT:
         with _without_its_code():
             return _plain_of_subclass(x)
-    if torch._C._functorch.maybe_current_level() is not None:
+    if torch._C._functorch.maybe_current_level() is not None or is_batched(x):
         return None
     if x.layout is not torch.strided:
         if x.layout is not torch.sparse_coo:
             return None
         x = _added_up(x.detach())
-    if x.is_meta or x.is_nested or x.numel() == 0 or x.untyped_storage().nbytes() == 0:
+    if x.is_meta or x.is_nested or x.numel() == 0 or x._is_zerotensor() or x.untyped_storage().nbytes() == 0:
         return None
     if x.dtype.is_complex:
         x = torch.view_as_real(x.detach().resolve_conj())

@@ -23,7 +23,7 @@ from precdoctor.recording.model.weight_pieces import gathered
 from precdoctor.recording.observe.gradient_looks import EarlyLook
 from precdoctor.recording.observe.logits import Logits
 from precdoctor.recording.observe.module_hooks import ModuleHooks
-from precdoctor.recording.ops.dispatched_ops import open_modes, sweep
+from precdoctor.recording.ops.dispatched_ops import open_modes, step_aside, step_back, sweep
 from precdoctor.recording.process import attach
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
@@ -96,9 +96,12 @@ class BackwardHooks:
             tensors = args[0] if args else kwargs.get("tensors")
             begin(tensors, args[1] if len(args) > 1 else kwargs.get("grad_tensors"))
             looking = casts_begin() if self._casts.met else None
+            aside = step_aside() if open_modes else None
             try:
                 original(*args, **kwargs)
             finally:
+                if aside:
+                    step_back(aside)
                 if hooks.out:
                     hooks.resume()
                 if looking is not None:

@@ -23,6 +23,8 @@ from precdoctor.recording.model.module_names import Place
 from precdoctor.recording.observe.kv_caches import KvCaches
 from precdoctor.recording.ops.dispatched_ops import (
     Retiring,
+    differentiates_forward,
+    is_derived_otherwise,
     is_own_run,
     left_to_others,
     put_on,
@@ -75,7 +77,9 @@ class LogitMode(Retiring):
             return left_to_others(func, types, args, kwargs)
         known = _op_kinds.get(id(func)) or _classify(func)
         result = func(*args, **kwargs)
-        if known[0] is not None and not self.over:
+        if known[0] == "derived otherwise":
+            self.changes_gradients = True
+        elif known[0] is not None and not self.over:
             caller = sys._getframe().f_back  # None in autograd's thread for a device
             self._look(known, args, kwargs, result, caller.f_code.co_name if caller is not None else "")
         return result
@@ -112,6 +116,7 @@ def _classify(func: Any) -> _OpKind:
         what = next((group for group, ops in _GROUPS.items() if name in ops), None)
         if what == "passes" and schema.is_mutable:
             what = None
+        what = "derived otherwise" if is_derived_otherwise(func) else what
         names = (name, *(a.name for a in schema.arguments))
     found = _op_kinds[id(func)] = what, names, func
     return found
@@ -350,6 +355,7 @@ def _may_open(*, inference: bool) -> bool:
     return (
         (inference or torch.is_grad_enabled())
         and torch._C._functorch.maybe_current_level() is None
+        and not differentiates_forward()
         and not torch.compiler.is_compiling()
         and torch._C._get_tracing_state() is None
         and is_own_run(CastMode)

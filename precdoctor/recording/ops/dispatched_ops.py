@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from precdoctor.recording.model import static, tensor_leaves
@@ -31,6 +32,9 @@ DRAWS = frozenset(
      "normal", "normal_", "poisson", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "random",
      "random_", "randperm", "uniform", "uniform_")
 )  # fmt: skip
+#: Ops whose derivatives torch computes by other formulas while any mode is on the stack, with other rounding: ``prod``
+#: always, the others in second derivatives.
+_DERIVED_OTHERWISE = frozenset(("aten::prod", "aten::cumprod", "aten::_linalg_det"))
 #: Ops that overwrite a tensor without reading it.
 OVERWRITING = frozenset(("copy_", "fill_", "zero_", "uniform_", "normal_", "bernoulli_", "exponential_", "random_"))
 
@@ -85,8 +89,20 @@ def op_name(func: Any) -> str:
     return str(func.overloadpacket.__name__)
 
 
+def is_derived_otherwise(func: Any) -> bool:
+    """Return whether the gradient of an op would be rounded in another way with a mode on the stack."""
+    return getattr(getattr(func, "_schema", None), "name", None) in _DERIVED_OTHERWISE
+
+
 class OpByOp(TorchDispatchMode):
-    """A mode that hands each op to :meth:`run`, unless the operands' own class runs it."""
+    """A mode that hands each op to :meth:`run`, unless the operands' own class runs it.
+
+    Attributes:
+        changes_gradients: whether an op has run whose gradient would be rounded in another way with a mode on the
+            stack.
+    """
+
+    changes_gradients = False
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # as torch has it
@@ -95,6 +111,8 @@ class OpByOp(TorchDispatchMode):
         kwargs = kwargs or {}
         if any(map(tensor_leaves.computes_itself, types)):
             return left_to_others(func, types, args, kwargs)
+        if is_derived_otherwise(func):
+            self.changes_gradients = True
         return self.run(func, args, kwargs)
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -165,6 +183,11 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+def differentiates_forward() -> bool:
+    """Return whether forward-mode differentiation is on: torch computes tangents otherwise with a mode on the stack."""
+    return forward_ad._current_level >= 0
+
+
 def will_come_back(mode: Retiring | None = None) -> bool:
     """Return whether torch will restore the open modes, at the end of a backward pass or of inference mode.
 
@@ -204,6 +227,41 @@ def take_off(mode: TorchDispatchMode) -> None:
     open_modes.pop(id(mode), None)
 
 
+def _ours_on_top() -> Iterator[Retiring]:
+    """Iterate over our own modes on top of this thread's stack that can be taken off, the topmost first.
+
+    Below a mode of the user's ours may stay: with that one on the stack, torch uses the same formulas.
+    """
+    for i in reversed(range(torch._C._len_torch_dispatch_stack())):
+        mode = torch._C._get_dispatch_stack_at(i)
+        if not isinstance(mode, Retiring) or not mode.watches or will_come_back(mode):
+            return
+        yield mode
+
+
+def step_aside() -> list[Retiring]:
+    """Take our modes off this thread's stack if gradients would be rounded in another way with them there.
+
+    Returns:
+        The modes, for :func:`step_back`.
+    """
+    if torch._C._functorch.maybe_current_level() is not None:
+        return []
+    ours = list(_ours_on_top())
+    if not any(mode.changes_gradients for mode in ours):
+        return []
+    for mode in ours:
+        take_off(mode)
+    return ours
+
+
+def step_back(modes: list[Retiring]) -> None:
+    """Put the modes back that :func:`step_aside` has taken off, without those that are over by now."""
+    for mode in reversed(modes):
+        if not mode.over:
+            put_on(mode)
+
+
 def is_own_run(*beside: type[TorchDispatchMode]) -> bool:
     """Return whether this thread runs the user's code as it is: no mode on its stack replays, traces or counts.
 
@@ -234,3 +292,9 @@ def sweep() -> None:
         for mode in retired():
             if not will_come_back(mode):
                 take_off(mode)
+
+
+def retire_all() -> None:
+    """Close all of our modes on top of this thread's stack for good."""
+    for mode in list(_ours_on_top()):
+        retire(mode)

@@ -8,8 +8,9 @@ steps after the last.
 
 Under a budget the first steps are all sampled, so that smoke runs are recorded whole. Then N moves among the powers of
 two: at once up to the smallest N whose cost is within the budget, and down by one power if half of the budget would be
-enough. N doubles while the log cannot be written as fast as rows are made. Whatever N is, two runs of a script share
-the steps whose numbers are multiples of both.
+enough. N doubles while the log cannot be written as fast as rows are made; the first steps then have longer and longer
+gaps as well, because rows that had to be dropped would leave no rule with its data. Whatever N is, two runs of a script
+share the steps whose numbers are multiples of both.
 """
 
 from __future__ import annotations
@@ -80,6 +81,8 @@ class Sampler:
         self._wait_times: collections.deque[int] = collections.deque(maxlen=_WINDOW)
         #: Number of sampled steps since the writer was last behind.
         self._calm = 0
+        #: Least distance of sampled steps in a warm-up, while the writer is behind; else 0.
+        self._gap = 0
         self._had_blocks = False
 
     def wants(self, step: int) -> bool:
@@ -88,7 +91,8 @@ class Sampler:
         if (first is not None and step < first) or (last is not None and step >= last):
             return False
         if len(self._attempts) < 2:  # with one optimizer, step numbers are its attempt numbers
-            return step - self._options.first_step < self._warm_up or step % self.period == 0
+            warm_up = step - self._options.first_step < self._warm_up and self._steps_since_sample >= self._gap
+            return warm_up or step % self.period == 0
         unknown = (self._last_optimizer, self._streak) not in self._next_optimizer
         return self._is_due(self._expected()) or (unknown and self._steps_since_sample >= self.period)
 
@@ -111,7 +115,8 @@ class Sampler:
 
     def _is_due(self, optimizer: str) -> bool:
         attempts = self._attempts[optimizer]
-        if attempts < self._warm_ups[optimizer] or (self._options.first_step + attempts) % self.period == 0:
+        warm_up = attempts < self._warm_ups[optimizer] and self._steps_since_sample >= self._gap
+        if warm_up or (self._options.first_step + attempts) % self.period == 0:
             return True
         return self._since_sampled[optimizer] >= self.period  # at its multiple of N another one was predicted
 
@@ -164,6 +169,7 @@ class Sampler:
             The data of a ``sampling`` event; None if N stays. ``overhead`` is the expected cost at the new N.
         """
         self._calm = 0 if behind else self._calm + 1
+        self._gap = min(max(2, 2 * self._gap), MAX_PERIOD) if behind else 0
         if behind:
             return self._move(min(self.period * 2, MAX_PERIOD), "backlog")
         if self._options.every is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from precdoctor.recording.model import static
-from precdoctor.recording.ops.dispatched_ops import is_own_run
+from precdoctor.recording.ops.dispatched_ops import is_own_run, open_modes, step_aside, step_back
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.scene.loss_graph import GradCall
@@ -44,18 +44,21 @@ class TakenGradients:
 
         @functools.wraps(original)
         def grad(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or context.state != "armed" or not self._is_own_call():
+            if torch.compiler.is_compiling() or context.state != "armed":
                 return original(*args, **kwargs)
-            named = dict(zip(parameters, args, strict=False)) | kwargs
-            if named.get("is_grads_batched"):  # under vmap: batched gradients have no memory that could be read
-                return original(*args, **kwargs)
-            grad_call = begin(named.get("outputs"), named.get("inputs"), named.get("grad_outputs"))
-            result: Any = None
+            aside = step_aside() if open_modes else None
+            grad_call = result = None
             try:
+                if self._is_own_call():
+                    named = dict(zip(parameters, args, strict=False)) | kwargs
+                    if not named.get("is_grads_batched"):  # batched gradients have no memory that could be read
+                        grad_call = begin(named.get("outputs"), named.get("inputs"), named.get("grad_outputs"))
                 result = original(*args, **kwargs)
             finally:
                 if grad_call is not None:
                     end(grad_call, result)
+                if aside:
+                    step_back(aside)
             return result
 
         torch.autograd.grad = grad

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ _MAX_CALLS = 64
 _OPTIONAL_SHARE = 1 / 16
 _EXACT = frozenset(tensor_leaves.EXACT)
 _functorch_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
+_BATCHED: Final = tensor_leaves.is_batched
 _BASE: Any = torch._C.TensorBase
 _MAKER = _BASE.grad_fn.__get__
 #: Names of the first positional arguments.
@@ -313,7 +314,7 @@ class Scene:
 
     def _afford(self, x: Tensor) -> None:
         """Subtract a tensor's memory from what is left, once per storage; what is left may become negative."""
-        if x.layout is not torch.strided or (type(x) not in _EXACT and tensor_leaves.is_wrapped(x)):
+        if x.layout is not torch.strided or (type(x) not in _EXACT and tensor_leaves.is_wrapped(x)) or _BATCHED(x):
             return
         if (storage := x.untyped_storage())._cdata not in self._storages:
             self._storages.add(storage._cdata)
@@ -322,8 +323,11 @@ class Scene:
     def affords(self, x: Tensor, share: float = 1.0) -> bool:
         """Return whether a tensor fits into ``share`` of the memory left, and subtract its memory if it does.
 
-        True for wrapped and non-strided tensors, which are not counted.
+        True for wrapped and non-strided tensors, which are not counted; false for batched ones, which end with their
+        batch.
         """
+        if _BATCHED(x):
+            return False
         if (type(x) not in _EXACT and tensor_leaves.is_wrapped(x)) or x.layout is not torch.strided:
             return True
         storage = x.untyped_storage()

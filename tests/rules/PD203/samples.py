@@ -86,6 +86,13 @@ def all_zero(dtype: str = "float16") -> Training:
     return run
 
 
+def whole_model() -> Training:
+    """None of its layers gets a gradient; the density that an earlier one returns would not pass a ReLU."""
+    run = all_zero("float32").change(lambda r: r.update(normal(1.0)), kind="output")
+    negative = {**normal(1.0), "sum": -float(NUMEL)}
+    return run.change(lambda r: r.update(negative), kind="output", module="blocks.0.mlp.up")
+
+
 def given_nothing_in_half() -> Training:
     """FP16, and the other gradients are well inside of it: the loss gives the head nothing."""
     run = Training(steps=12, dtype="float16", scale=1024.0)
@@ -264,6 +271,10 @@ FIRING = {
     ),
     "flushed_at_the_loss": Sample(
         all_zero, module=..., kind="weight_grad", severity="error", says=("cast of the model's output", "12 of 12"),
+    ),
+    "whole_model": Sample(
+        whole_model, module=..., kind="weight_grad", severity="info",
+        says=("`GPT#0` is not trained", "Every output of `blocks.0.mlp.up` is negative"),
     ),
     "weight_zero_in_half": Sample(given_nothing_in_half, module="head", severity="info", says=("not trained",)),
     "functional_relu": Sample(

@@ -45,7 +45,18 @@ def sharded_in_fp32() -> Training:
     return gradients(1e-9, reduced("float32", 64, wrapper="fully_shard"))
 
 
+def overflows_from_the_first_step() -> Training:
+    """No step is healthy: the first update has already replaced the weights by NaN."""
+    run = fp16(1e5, 8)
+    for step, rows in run.tensors.items():
+        run.tensors[step] = rows if step == 0 else []
+    return run.poison(0, "weight_grad_step", "head", nan=3)
+
+
 FIRING = {
+    "overflows_from_the_first_step": Sample(
+        overflows_from_the_first_step, module="head", severity="error", says=("is beyond 65504", "infinities or NaN"),
+    ),
     "small_gradients": Sample(
         lambda: fp16(2.0**-20, 64), module="head", kind="weight_grad", severity="warning",
         says=("fp16_compress_hook (float16)", "division by 64", "limit 4 %"),

@@ -238,3 +238,12 @@ def test_a_cast_is_nearer_to_the_fault_than_its_sine_and_a_table_nearer_than_a_c
     positions.evidence["effect"] = effect
     assert [f.code for f in fold([positions, cast])] == kept
     assert [f.code for f in fold([cast, positions])] == kept
+
+
+@pytest.mark.parametrize(("parameter", "codes"), [("body.weight", ["PD503"]), ("other.weight", ["PD501", "PD503"])])
+def test_an_eps_that_swallows_gradients_explains_weights_without_updates(parameter: str, codes: list[str]) -> None:
+    swallowed = {"weights": [{"parameter": "head.weight"}, {"parameter": "body.weight"}]}
+    still = {"is_negligible": True, "tensors": [{"parameter": parameter}]}
+    eps = Finding(**{**finding("PD503", 5, severity=Severity.WARNING).__dict__, "evidence": swallowed})
+    stuck = Finding(**{**finding("PD501", 5, severity=Severity.WARNING).__dict__, "evidence": still})
+    assert sorted(f.code for f in fold([stuck, eps])) == codes

@@ -81,3 +81,10 @@ def test_a_skipped_step_is_the_scalers_only_if_there_is_one(policy, scale, words
     info = json.loads((where / "run.json").read_text())
     (where / "run.json").write_text(json.dumps({**info, "options": {"on_nonfinite": policy}}))
     assert words in diagnose(where).findings[0].message
+
+
+def test_a_gradient_that_the_backward_pass_left_finite_is_checked_behind_it(tmp_path):
+    """Anomaly detection looks at the backward pass alone."""
+    run = Training(ranks=1).poison(7, "weight_grad_step", "emb", nan=3).write(tmp_path / "run")
+    [finding] = [f for f in diagnose(run).findings if f.code == "PD102"]
+    assert finding.prescriptions[0].change["check_gradients"]

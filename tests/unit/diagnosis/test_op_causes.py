@@ -751,3 +751,13 @@ def test_the_first_bad_tensor_that_is_recorded_may_come_after_the_result_of_the_
     row = SimpleNamespace(numel=numel, dtype=dtype, kind=kind, module="front")
     incident = SimpleNamespace(origin=SimpleNamespace(row=row))
     assert made_origin(incident, op(0, "aten.bmm.default", tensor())) == made
+
+
+def test_an_exp_of_which_only_the_result_is_known_is_cured_before_it():
+    """``exp(scores.masked_fill(mask, -1e4))``: autograd saves what ``exp`` returns, and nothing of what it reads."""
+    large = replace(op(3, "aten.exp.default", bad_out=POS_INF), results=(tensor("out"),))
+
+    seen = replay("forward", large)
+    culprit = Culprit(seen, culprit_op(seen), Phase.FORWARD, cause_of(seen))
+    assert culprit.cause.name == "exp-overflow" and "88.72" in culprit.cause.why
+    assert prescribe(None, None, culprit).title.startswith("clamp the operand of exp at 88")

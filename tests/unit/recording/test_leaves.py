@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from precdoctor.recording.kernels import native_cpu
 from precdoctor.recording.model import tensor_leaves
+from precdoctor.recording.ops.dispatched_ops import storage_key
 
 
 @dataclasses.dataclass
@@ -52,6 +54,21 @@ def test_memory_that_was_given_back_is_not_read():
     assert tensor_leaves.plain(gathered) is gathered
     gathered.untyped_storage().resize_(0)  # as FSDP does
     assert tensor_leaves.plain(gathered) is None
+
+
+def test_zero_tangents_have_no_memory_to_read():
+    zero = torch._efficientzerotensor((2, 3))
+    assert tensor_leaves.plain(zero) is None
+    assert native_cpu.look([zero]) is None
+
+
+def test_batched_gradients_have_no_memory_to_read():
+    seen = []
+    x = torch.ones(3, requires_grad=True)
+    y = x * 2
+    y.register_hook(lambda grad: seen.append((tensor_leaves.plain(grad), storage_key(grad))))
+    torch.autograd.grad(y**2, x, torch.eye(3), is_grads_batched=True)
+    assert seen == [(None, None)]
 
 
 def test_a_cache_is_cut_off():

@@ -138,6 +138,18 @@ def test_an_epsilon_is_followed_into_what_is_made_of_many_guarded_numbers(square
     assert "floor" not in facts(lambda x: (x / square(x).sqrt()).sum(), large)
 
 
+def test_the_tolerance_of_a_solver_is_no_epsilon():
+    """``atol + rtol * size`` decides on the length of the next step alone, as a number of the script's."""
+
+    def ratio(x, error):
+        with torch.no_grad():
+            return (error / (1e-6 + 1e-5 * x.abs())).max().clip(min=1e-9)
+
+    small, error = torch.linspace(0.1, 1.0, 64) * 1e-3, torch.linspace(1.0, 2.0, 64) * 1e-7
+    assert "floor" not in facts(lambda x: ratio(x, error).item(), small, stage="loss")
+    assert "floor" in facts(lambda x: x * ratio(x, error), small, stage="loss")
+
+
 @pytest.mark.parametrize("constant", [0.1, 1e-3])
 def test_a_width_in_code_that_makes_data_is_no_epsilon(constant):
     def bumps(x):

@@ -157,6 +157,15 @@ def test_a_writer_that_is_behind_gets_fewer_rows_and_later_as_many_as_before():
     assert sampler.period == 2
 
 
+@pytest.mark.parametrize("optimizers", [1, 8])
+def test_a_writer_that_is_behind_in_the_warm_up_gets_longer_and_longer_gaps(optimizers):
+    sampler = Sampler(RecordOptions())
+    names = [f"Adam#{i}" for i in range(optimizers)] * (WARM_UP // optimizers)  # as with an optimizer per parameter
+    assert sum(train(sampler, names, behind=True)[0]) <= 8
+    if optimizers > 1:  # once the writer has caught up, the rest of the warm-up is sampled as before
+        assert sum(train(sampler, names * 4, first_step=WARM_UP)[0]) >= 2 * WARM_UP
+
+
 def block_steps(options, optimizers):
     """Per optimizer: its attempts that got block histograms."""
     sampler, found, attempts = Sampler(options), {}, {}

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.relations import when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.gradient_underflow import FLUSH_OPTIONS, MAX_STEPS, examined_steps
+from precdoctor.diagnosis.survey.healthy_steps import is_well
 from precdoctor.diagnosis.survey.rows import (
     Key,
     TensorRow,
@@ -84,6 +86,10 @@ class _Reduction:
         return f"{self.hook} ({fmt.dtype})" if self.hook else f"{self.wrapper} in {fmt.dtype}"
 
 
+#: Most non-finite steps of a process that are examined for an overflow.
+_MOST_LOST_STEPS = 4
+
+
 @dataclass
 class _Gradient:
     """A weight's gradient on the examined steps and ranks; ``flushed``, ``lost``: shares that its reduction takes."""
@@ -144,6 +150,27 @@ def _survey(view: RunView, reductions: Mapping[str, _Reduction], options: Option
                 gradient = found.setdefault(row.key, _Gradient(fmt))
                 gradient.last = (process, step)
                 _add_losses(gradient, row, reduction)
+    for process, step in _lost_steps(view):
+        rows = view.rows(process, step)
+        broken = {r.owner for r in rows if r.kind == "weight_grad_step" and r.bad}
+        for row in rows:
+            reduction = reductions.get(row.root) if row.kind == "weight_grad" and row.owner in broken else None
+            fmt = known_format((reduction.dtype or row.dtype) if reduction is not None else "")
+            if reduction is None or fmt is None or fmt.bits != 16 or row.bad or row.amax is None:
+                continue
+            if row.amax >= fmt.overflow_limit:
+                gradient = found.setdefault(row.key, _Gradient(fmt))
+                gradient.last = (process, step)
+                _add_losses(gradient, row, reduction)
+    return found
+
+
+def _lost_steps(view: RunView) -> list[tuple[Process, int]]:
+    """Return each process's first sampled steps with a non-finite value that no loss scaler skipped."""
+    found = []
+    for process, steps in view.timeline.items():
+        lost = [f.step for f in steps if f.sampled and not f.skipped and not is_well(view, process, f)]
+        found += [(process, step) for step in lost[:_MOST_LOST_STEPS]]
     return found
 
 
@@ -177,27 +204,36 @@ def _finding(
     after = next((r for r in rows if r.kind == "weight_grad_step" and r.owner == row.owner), None)
     message = (
         f"Over {plural(reduction.ranks, 'rank')} gradients are reduced by {how}, after a division by "
-        f"{reduction.divides_by:g}. In the gradient of `{name}` {percent(share)} of the non-zero elements become zero, "
-        f"in the median of {plural(steps, 'recorded gradient')} (limit {percent(options['flushed_share'])})"
+        f"{reduction.divides_by:g}. "
     )
     if gradient.overflows:
-        message += f", and on {plural(len(gradient.overflows), 'step')} its largest is beyond {gradient.fmt.max:g}"
-    if after is not None:
+        reach = f" ({row.amax:.3g} at step {step})" if row.amax is not None else ""
         message += (
-            f". At step {step} {percent(row.zero / row.numel)} of it is zero before the reduction, and "
-            f"{percent(after.zero / after.numel)} in the gradient that the optimizer gets"
+            f"On {plural(len(gradient.overflows), 'step')} the largest element of the gradient of `{name}`{reach} is "
+            f"beyond {gradient.fmt.max:g} (limit of {gradient.fmt.dtype}): the optimizer gets infinities or NaN. "
         )
+    if not gradient.overflows or _loses(gradient, options):
+        message += (
+            f"In the gradient of `{name}` {percent(share)} of the non-zero elements become zero, in the median of "
+            f"{plural(steps, 'recorded gradient')} (limit {percent(options['flushed_share'])})."
+        )
+        if after is not None and not after.bad:
+            message += (
+                f" At step {step} {percent(row.zero / row.numel)} of it is zero before the reduction, and "
+                f"{percent(after.zero / after.numel)} in the gradient that the optimizer gets."
+            )
     sharded = reduction.wrapper != "DistributedDataParallel"
     return RULE.finding(
         confidence=0.75 if sharded or steps < 4 else 0.9,
         title=_title(name, gradient, reduction, share),
-        message=f"{message}. {plural(len(guilty), 'gradient')} affected.",
+        message=f"{message.rstrip()} {plural(len(guilty), 'gradient')} affected.",
         location=location(row, Phase.BACKWARD, process, step),
         evidence={
             "flushed_share": share,
             "limit": options["flushed_share"],
             "lost_magnitude": median(gradient.lost),
             "overflow_steps": len(gradient.overflows),
+            "first_overflow_step": min(gradient.overflows, default=None),
             "ranks": reduction.ranks,
             "reduced_by": how,
             "zero_before": row.zero / row.numel,
@@ -221,11 +257,16 @@ def _title(name: str, gradient: _Gradient, reduction: _Reduction, share: float) 
 
 def _prescribe(gradient: _Gradient, reduction: _Reduction, share: float) -> Prescription:
     to = "bfloat16" if gradient.fmt is FP16 else "float32"
+    lost = f"flushed {percent(share)} -> 0 %"
+    lost = f"overflowing steps {len(gradient.overflows)} -> 0" if gradient.overflows else lost
     return Prescription(
-        title=f"reduce gradients in {to}: flushed {percent(share)} -> 0 %"
+        title=f"reduce gradients in {to}: {lost}"
         + (" at the same traffic" if to == "bfloat16" else " at twice the traffic"),
         change={"reduction_dtype": {"from": gradient.fmt.dtype, "to": to}},
-        predicted={"flushed_share": {"from": share, "to": 0.0}, "overflow_steps": 0},
+        predicted={
+            "flushed_share": {"from": share, "to": 0.0},
+            "overflow_steps": {"from": len(gradient.overflows), "to": 0},
+        },
         snippet=_snippet(reduction, to),
     )
 
@@ -275,6 +316,13 @@ def _many_ranks_finding(fmt: Format, reduction: _Reduction, key: Key) -> Finding
     )
 
 
+def _overflowed_before(cause: Finding, effect: Finding) -> bool:
+    """Return whether the reduction had overflowed when the optimizer was given a gradient that was not finite."""
+    first, step = cause.evidence.get("first_overflow_step"), effect.location.step
+    is_received = effect.code != "PD102" or effect.location.kind == "weight_grad_step"
+    return is_received and first is not None and step is not None and step >= int(first)
+
+
 RULE = Rule(
     code="PD708",
     name="narrow-gradient-reduction",
@@ -282,5 +330,6 @@ RULE = Rule(
     triage=Triage.BACKWARD,
     page=PAGE,
     options=(*FLUSH_OPTIONS[:2], MAX_STEPS),
+    explains=when(_overflowed_before, "PD102", "PD105"),
     check=check,
 )  # fmt: skip

@@ -178,7 +178,9 @@ def mask_filling(op: Op) -> float | None:
 def _exp_cause(op: Op) -> Cause | None:
     operand = op.first_operand
     if operand is None:  # the log holds only the result
-        why = "it returned infinities; its operand is not in the log"
+        fmt = op.result_format
+        limit = f", which exp does from {math.log(fmt.max):.2f} on in {fmt.dtype}" if fmt and op.short == "exp" else ""
+        why = f"it returned infinities{limit}; its operand is not in the log"
         return Cause("exp-overflow", 0.85, why) if op.bad_out & POS_INF else None
     fmt = known_format(operand.dtype)
     limit = f", {operand.dtype} ends at ln(max) {math.log(fmt.max):.2f}" if fmt is not None else ""

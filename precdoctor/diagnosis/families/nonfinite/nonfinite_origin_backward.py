@@ -100,7 +100,22 @@ def _prescribe(view: RunView, incident: Incident) -> Prescription:
             predicted={"nonfinite_elements": {"from": count, "to": 0}, "largest_derivative": 0.5 / math.sqrt(1e-6)},
             snippet="import torch\n\ny = torch.sqrt(x + 1e-6)  # the derivative at 0 is 500, not infinite\n",
         )
-    return _detect_anomaly(incident)
+    return _check_gradients(incident) if origin.how == "reduction" else _detect_anomaly(incident)
+
+
+def _check_gradients(incident: Incident) -> Prescription:
+    """Check the gradients between the backward pass, which left them finite, and the optimizer's step."""
+    return Prescription(
+        title=f"check the gradients of step {incident.step} after the backward pass, after unscaling and after "
+        "clipping: one of them made the value, and anomaly detection sees none",
+        change={"check_gradients": True, "from_step": incident.last_finite},
+        predicted={"raises_at_step": incident.step},
+        snippet=(
+            "for name, p in model.named_parameters():  # behind each of these lines\n"
+            "    if p.grad is not None and not p.grad.isfinite().all():\n"
+            "        raise FloatingPointError(name)\n"
+        ),
+    )
 
 
 def _lower_scale(view: RunView, incident: Incident, row: TensorRow, largest: float) -> Prescription:

@@ -19,7 +19,15 @@ from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import named, plural
 from precdoctor.diagnosis.families.underflow.dead_layer_dying import dying_finding, find_death
 from precdoctor.diagnosis.families.underflow.dead_layer_flushed import find_flushed_zeros, flushed_finding
-from precdoctor.diagnosis.families.underflow.dead_layer_origin import ZeroOrigin, find_zero_origin, is_negative, revive
+from precdoctor.diagnosis.families.underflow.dead_layer_origin import (
+    ZeroOrigin,
+    find_zero_origin,
+    is_negative,
+    let_through,
+    negative_words,
+    revive,
+    whole_model,
+)
 from precdoctor.diagnosis.families.underflow.dead_layer_saturated import find_saturated_layers, saturated_finding
 from precdoctor.diagnosis.survey.frames import PARAMETER, at, firsts, groups, lasts, parameters
 from precdoctor.diagnosis.survey.histories import watched_steps
@@ -222,7 +230,9 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
     short = recurrent and not name.endswith("_reverse")
     if is_part:
         message += _SHORT_WORDS if short else _REVERSE_WORDS if recurrent else _PART_WORDS
-    who = f"`{dotted(row.module, row.name) if is_part else culprit.module or culprit.root}`"
+    whole = whole_model(row.root, dead, every) if unused and not is_part else ""
+    message += negative_words(rows, row.root) if whole else ""
+    who = f"`{dotted(row.module, row.name) if is_part else whole or culprit.module or culprit.root}`"
     unused = unused or is_part
     title = f"{who} is {'not trained' if unused else 'dead'}" if culprit is row else f"{who} lets no gradient pass"
     title = origin.headline if origin is not None else title
@@ -241,8 +251,9 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
             **tensor_evidence(culprit, [r for r in rows if r.kind in _AROUND[culprit.kind]]),
             "confidence_reason": "every element of every recorded gradient was counted",
         },
-        prescription=_freeze(row.root, row.module, len(dead), row.name if is_part else "") if unused
-        else origin.let_through(elements) if origin is not None and not is_negative(origin.output)
+        prescription=_freeze(row.root, row.module, len(dead), row.name) if is_part
+        else _freeze(whole or row.module or row.root, "" if whole else row.module, len(dead)) if unused
+        else let_through(origin, elements) if origin is not None and not is_negative(origin.output)
         else revive(_to_revive(dead, origin, blocker, row, rows), row.root, elements),
     )  # fmt: skip
 

@@ -7,13 +7,13 @@ last module with non-zero outputs. In most cases they are all negative, and a Re
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from precdoctor.diagnosis.claims.finding import Prescription, Source, at_line
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import named
-from precdoctor.diagnosis.survey.rows import TensorRow, integer, text
+from precdoctor.diagnosis.survey.rows import Parameter, TensorRow, integer, text
 from precdoctor.diagnosis.survey.scans import scan_events, short_name
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.tail import magnitude
@@ -197,3 +197,18 @@ def revive(modules: Sequence[str], root: str, elements: int) -> Prescription:
             f"{head}layer.reset_parameters()  # weights and bias, so that the activation behind it fires\n"
         ),
     )
+
+
+def whole_model(root: str, dead: Collection[Parameter], every: Collection[Parameter]) -> str:
+    """Return ``root`` if no weight matrix of its several layers gets a gradient, else an empty string."""
+    layers = {module for name, module, _ in every if name == root}
+    alive = [p for p in every if p[0] == root and p not in dead]
+    return root if len(layers) > 1 and not alive else ""
+
+
+def negative_words(rows: Sequence[TensorRow], root: str) -> str:
+    """Return a sentence on outputs of weighted layers that a ReLU in code outside of modules would make zero."""
+    weighted = {r.module for r in rows if r.kind == "weight_grad" and r.root == root}
+    outputs = [r for r in rows if r.kind == "output" and r.root == root and r.module in weighted]
+    negative = [r.module or r.root for r in outputs if is_negative(r) and not r.zero]
+    return f" Every output of {named(negative)} is negative: a ReLU behind it would pass none." if negative else ""

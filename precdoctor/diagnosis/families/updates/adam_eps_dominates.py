@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.relations import when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import group_option
 from precdoctor.diagnosis.claims.words import percent, plural
@@ -288,6 +289,13 @@ def _prescribe(
     )
 
 
+def _holds_still(cause: Finding, effect: Finding) -> bool:
+    """Return whether the weights that take up no update are those whose gradient eps swallows."""
+    swallowed = {w["parameter"] for w in cause.evidence.get("weights", ())}
+    still = {t["parameter"] for t in effect.evidence.get("tensors", ())}
+    return bool(effect.evidence.get("is_negligible")) and bool(swallowed & still)
+
+
 RULE = Rule(
     code="PD503",
     name="adam-eps-dominates",
@@ -312,5 +320,6 @@ RULE = Rule(
         RuleOption("min_elements", 64.0, "elements", "Smaller weights are not judged.",
                    "Shares of a few elements are chance.", 1.0),
     ),
+    explains=when(_holds_still, "PD501"),
     check=check,
 )  # fmt: skip

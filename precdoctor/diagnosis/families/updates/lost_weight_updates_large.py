@@ -93,6 +93,7 @@ def still_finding(rule: Rule, view: RunView, still: list[Counts], limit: float) 
         evidence={
             "lost_share": worst.share,
             "limit": limit,
+            "is_negligible": True,
             **listed_updates(worst, still),
             "confidence_reason": "intended updates recomputed from optimizer state",
         },
