@@ -23,7 +23,6 @@ from precdoctor.diagnosis.families.underflow.dead_layer_origin import (
     ZeroOrigin,
     find_zero_origin,
     is_negative,
-    let_through,
     negative_words,
     revive,
     whole_model,
@@ -253,7 +252,7 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
         },
         prescription=_freeze(row.root, row.module, len(dead), row.name) if is_part
         else _freeze(whole or row.module or row.root, "" if whole else row.module, len(dead)) if unused
-        else let_through(origin, elements) if origin is not None and not is_negative(origin.output)
+        else origin.let_through(elements) if origin is not None and not is_negative(origin.output)
         else revive(_to_revive(dead, origin, blocker, row, rows), row.root, elements),
     )  # fmt: skip
 
