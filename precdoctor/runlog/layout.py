@@ -6,6 +6,7 @@ Links below the run directory are not followed.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -236,19 +237,21 @@ def read_run_info(run: Path) -> dict[str, Any]:
         RunNotFoundError: ``run`` does not exist, is not a directory, or is not a run directory.
         NewerSchemaError: a newer precdoctor wrote it.
         CorruptRunError: run.json is damaged.
-        RunUnreadableError: the operating system refuses to read run.json.
+        RunUnreadableError: the operating system refuses to read run.json, or to look for it.
     """
-    if not run.exists():
-        raise RunNotFoundError(f"there is no run directory {run}; {_run_meant(run) or _RECORD_HINT}")
-    if not run.is_dir():
-        raise RunNotFoundError(f"{run} is a file, not a run directory; name the directory that holds {RUN_FILE}")
     try:
-        if not _is_regular(run / RUN_FILE):
+        if not run.exists():
+            raise RunNotFoundError(f"there is no run directory {run}; {_run_meant(run) or _RECORD_HINT}")
+        if not run.is_dir():
+            raise RunNotFoundError(f"{run} is a file, not a run directory; name the directory that holds {RUN_FILE}")
+        if not _is_regular(run / RUN_FILE) and _may_search(run):
             inside = _runs_in(run)
             hint = f"name a run in it, such as {max(inside)[2]}" if inside else _RECORD_HINT
             raise RunNotFoundError(f"{run} is not a run directory: it holds no {RUN_FILE}; {hint}")
         info = read_json(run / RUN_FILE)
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise RunNotFoundError(f"there is no run directory of such a long name; {_RECORD_HINT}") from error
         raise RunUnreadableError(f"cannot read {run / RUN_FILE}: {error.strerror or error}") from error
     version = info.get("schema_version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
@@ -281,6 +284,11 @@ def _runs_in(base: Path) -> list[tuple[int, str, Path]]:
         ]
     except OSError:
         return []
+
+
+def _may_search(run: Path) -> bool:
+    """Return whether a file that was not found in ``run`` is absent: the directory may be searched."""
+    return os.access(run, os.X_OK)
 
 
 def _is_regular(path: Path) -> bool:
