@@ -256,13 +256,22 @@ def read_run_info(run: Path) -> dict[str, Any]:
     version = info.get("schema_version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise CorruptRunError(f"{run / RUN_FILE} states no valid schema_version: it is damaged, or not of precdoctor")
-    if version > SCHEMA_VERSION:
-        raise NewerSchemaError(
-            f"{run} was written by a newer precdoctor (log schema {version}, this one reads up to {SCHEMA_VERSION}); "
-            "upgrade with: pip install --upgrade precdoctor"
-        )
+    refuse_newer(version, run)
     _check_shape(info, RUN, run / RUN_FILE)
     return info
+
+
+def refuse_newer(version: int, written: Path) -> None:
+    """Refuse a log schema that this version cannot read; ``written``: the run, or the directory of one process.
+
+    Raises:
+        NewerSchemaError: a newer precdoctor wrote it.
+    """
+    if version > SCHEMA_VERSION:
+        raise NewerSchemaError(
+            f"{written} was written by a newer precdoctor (log schema {version}, this one reads up to "
+            f"{SCHEMA_VERSION}); upgrade with: pip install --upgrade precdoctor"
+        )
 
 
 def _run_meant(run: Path) -> str:

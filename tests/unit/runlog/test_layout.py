@@ -146,6 +146,14 @@ def test_newer_schema_is_refused_with_the_way_out(tmp_path):
         open_run(tmp_path / "run")
 
 
+def test_a_newer_process_in_a_run_of_this_version_is_refused(tmp_path):
+    """The command may run in an environment with another precdoctor than the shell's."""
+    run = write_run(tmp_path / "run", steps=[{"step": 0}])
+    (run / "rank-00000/rank.json").write_text('{"schema_version": 2}')
+    with pytest.raises(NewerSchemaError, match=r"rank-00000 was written by .* pip install --upgrade"):
+        _ = open_run(run).ranks
+
+
 @pytest.mark.parametrize(
     "text",
     [
