@@ -6,6 +6,7 @@ Links below the run directory are not followed.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -13,7 +14,7 @@ import platform
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -305,6 +306,18 @@ def _is_regular(path: Path) -> bool:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
         return False
+
+
+def bytes_in(directories: Iterable[Path]) -> int:
+    """The size of all regular files in some directories; one that is sealed or removed meanwhile counts as nothing."""
+    size = 0
+    for directory in directories:
+        with contextlib.suppress(FileNotFoundError):
+            for path in directory.iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    status = path.lstat()
+                    size += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return size
 
 
 def read_regular(path: Path, limit: int) -> bytes:
