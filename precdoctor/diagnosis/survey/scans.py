@@ -275,7 +275,7 @@ def stands(view: RunView, group: Group) -> bool:
     bad = {s.step for p, steps in view.timeline.items() if p == group.worst.process for s in steps if s.loss_is_bad}
     done = [s for s in done_steps(view, group) if s not in bad]
     still = [s for s in group.steps if s in done]
-    later = done[(len(done) + 1) // 2 :]
+    later = done[len(done) // 2 :]
     return len(still) > 1 and 2 * len(still) >= len(done) and not set(still).isdisjoint(later)
 
 
