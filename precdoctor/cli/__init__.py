@@ -14,6 +14,13 @@ from precdoctor.errors import INTERRUPTED, PrecdoctorError, UsageError, did_you_
 #: Exit status of a process killed by SIGPIPE, as shells report it; distinct from every verdict.
 BROKEN_PIPE = 141
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: Errors about a path that a user named, and what to do about them.
+_OF_PATHS = {
+    errno.EACCES: "check the permissions of it and of the directories above it",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ELOOP: "check the symbolic links in it",
+    errno.EROFS: "choose a path in a file system that may be written to",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             _discard_output()
             return _say(f"the output cannot be written: {error.strerror}", PrecdoctorError.exit_code)
+        if isinstance(error, OSError) and error.filename is not None and (hint := _OF_PATHS.get(error.errno or 0)):
+            return _say(f"{error.filename}: {error.strerror}; {hint}", PrecdoctorError.exit_code)
         if isinstance(error, ImportError) and (error.name or "").partition(".")[0] != "precdoctor":
             return _say(f"a package that precdoctor needs cannot be imported: {error}", PrecdoctorError.exit_code)
         import traceback

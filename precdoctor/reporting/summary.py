@@ -13,6 +13,7 @@ from precdoctor.diagnosis.survey.rows import known_format, text
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.reporting.sparkline import worst
 from precdoctor.runlog import Run
+from precdoctor.runlog.layout import bytes_in
 
 _KEYS = ("root", "module", "kind", "name", "dtype", "format")
 _SUMS = (
@@ -109,7 +110,7 @@ def summarise(run: Run, top: int = 10) -> Summary:
             {"rank": r.rank, "attempt": r.attempt, "complete": r.complete, "cut_short": r.cut_short} for r in run.ranks
         ],
         rows={"tensors": sum(t.rows for t in tensors), "steps": step_rows, "events": events.total()},
-        size=sum(f.lstat().st_size for rank in run.ranks for f in rank.directory.iterdir() if f.is_file()),
+        size=bytes_in(rank.directory for rank in run.ranks),
         kinds=dict(kinds.most_common()),
         dtypes=dict(dtypes.most_common()),
         events=dict(events.most_common()),

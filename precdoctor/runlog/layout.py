@@ -6,13 +6,15 @@ Links below the run directory are not followed.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import platform
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -236,30 +238,41 @@ def read_run_info(run: Path) -> dict[str, Any]:
         RunNotFoundError: ``run`` does not exist, is not a directory, or is not a run directory.
         NewerSchemaError: a newer precdoctor wrote it.
         CorruptRunError: run.json is damaged.
-        RunUnreadableError: the operating system refuses to read run.json.
+        RunUnreadableError: the operating system refuses to read run.json, or to look for it.
     """
-    if not run.exists():
-        raise RunNotFoundError(f"there is no run directory {run}; {_run_meant(run) or _RECORD_HINT}")
-    if not run.is_dir():
-        raise RunNotFoundError(f"{run} is a file, not a run directory; name the directory that holds {RUN_FILE}")
     try:
-        if not _is_regular(run / RUN_FILE):
+        if not run.exists():
+            raise RunNotFoundError(f"there is no run directory {run}; {_run_meant(run) or _RECORD_HINT}")
+        if not run.is_dir():
+            raise RunNotFoundError(f"{run} is a file, not a run directory; name the directory that holds {RUN_FILE}")
+        if not _is_regular(run / RUN_FILE) and _may_search(run):
             inside = _runs_in(run)
             hint = f"name a run in it, such as {max(inside)[2]}" if inside else _RECORD_HINT
             raise RunNotFoundError(f"{run} is not a run directory: it holds no {RUN_FILE}; {hint}")
         info = read_json(run / RUN_FILE)
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise RunNotFoundError(f"there is no run directory of such a long name; {_RECORD_HINT}") from error
         raise RunUnreadableError(f"cannot read {run / RUN_FILE}: {error.strerror or error}") from error
     version = info.get("schema_version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise CorruptRunError(f"{run / RUN_FILE} states no valid schema_version: it is damaged, or not of precdoctor")
-    if version > SCHEMA_VERSION:
-        raise NewerSchemaError(
-            f"{run} was written by a newer precdoctor (log schema {version}, this one reads up to {SCHEMA_VERSION}); "
-            "upgrade with: pip install --upgrade precdoctor"
-        )
+    refuse_newer(version, run)
     _check_shape(info, RUN, run / RUN_FILE)
     return info
+
+
+def refuse_newer(version: int, written: Path) -> None:
+    """Refuse a log schema that this version cannot read; ``written``: the run, or the directory of one process.
+
+    Raises:
+        NewerSchemaError: a newer precdoctor wrote it.
+    """
+    if version > SCHEMA_VERSION:
+        raise NewerSchemaError(
+            f"{written} was written by a newer precdoctor (log schema {version}, this one reads up to "
+            f"{SCHEMA_VERSION}); upgrade with: pip install --upgrade precdoctor"
+        )
 
 
 def _run_meant(run: Path) -> str:
@@ -283,11 +296,28 @@ def _runs_in(base: Path) -> list[tuple[int, str, Path]]:
         return []
 
 
+def _may_search(run: Path) -> bool:
+    """Return whether a file that was not found in ``run`` is absent: the directory may be searched."""
+    return os.access(run, os.X_OK)
+
+
 def _is_regular(path: Path) -> bool:
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
         return False
+
+
+def bytes_in(directories: Iterable[Path]) -> int:
+    """The size of all regular files in some directories; one that is sealed or removed meanwhile counts as nothing."""
+    size = 0
+    for directory in directories:
+        with contextlib.suppress(FileNotFoundError):
+            for path in directory.iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    status = path.lstat()
+                    size += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return size
 
 
 def read_regular(path: Path, limit: int) -> bytes:

@@ -31,6 +31,7 @@ from precdoctor.runlog.layout import (
     read_json_if_there,
     read_regular,
     read_run_info,
+    refuse_newer,
 )
 from precdoctor.runlog.part_cache import PartCache
 from precdoctor.runlog.parts import joined
@@ -158,6 +159,7 @@ class Run:
     def _facts_of(self, directory: Path) -> dict[str, Any]:
         with advice(self.path), readable(directory.name):
             facts = read_json_if_there(directory / RANK_FILE, documents.RANK) or {}
+            refuse_newer(facts.get("schema_version") or 0, directory)  # the command's precdoctor may be another one
         self._facts_cost += shared_model_cost(facts, self._models)
         self.budget.keep("rank.json", self._facts_cost)
         return facts

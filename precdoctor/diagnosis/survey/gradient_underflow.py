@@ -117,6 +117,8 @@ class GradientSurvey:
     steps: set[int] = field(default_factory=set)
     #: Smallest headroom of any finite FP16 or BF16 gradient, in binades; infinity without one.
     headroom: float = math.inf
+    #: The same for each process and step.
+    headrooms: dict[tuple[Process, int], float] = field(default_factory=dict)
 
 
 def examined_steps(view: RunView, limit: int) -> list[int]:
@@ -151,9 +153,20 @@ def _survey(view: RunView, max_steps: int, dying_share: float, kind: str) -> Gra
     rounded = pd.concat([_with_rounding_loss(rows[rows["fp16"] == is_fp16], fmt) for is_fp16, fmt in _FORMATS.items()])
     rows = rounded.loc[rows.index]
     rows = rows.assign(**_shares(rows, dying_share, kind))
-    largest = {fmt: float(rows.loc[rows["fp16"] == is_fp16, "amax"].max()) for is_fp16, fmt in _FORMATS.items()}
-    headroom = min((fmt.headroom(amax) for fmt, amax in largest.items() if amax > 0.0), default=math.inf)
-    return GradientSurvey(_series(rows), set(rows["step"].unique().tolist()), headroom)
+    headrooms = _headrooms(rows)
+    headroom = min(headrooms.values(), default=math.inf)
+    return GradientSurvey(_series(rows), set(rows["step"].unique().tolist()), headroom, headrooms)
+
+
+def _headrooms(rows: pd.DataFrame) -> dict[tuple[Process, int], float]:
+    """Return the smallest headroom of each process and step, in binades; those with zeros only are left out."""
+    headrooms: dict[tuple[Process, int], float] = {}
+    for is_fp16, fmt in _FORMATS.items():
+        own = rows[(rows["fp16"] == is_fp16) & (rows["amax"] > 0.0)]
+        largest = own.iloc[[found[0] for found in rows_of(groups(own, AT), -own["amax"])]]
+        for place, amax in zip(at(largest), largest["amax"], strict=True):
+            headrooms[place] = min(headrooms.get(place, math.inf), fmt.headroom(amax))
+    return headrooms
 
 
 def _is_widened(view: RunView, rows: pd.DataFrame) -> Mask:

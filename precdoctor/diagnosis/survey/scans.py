@@ -268,10 +268,15 @@ def is_optimizers(fact: Fact) -> bool:
 
 
 def stands(view: RunView, group: Group) -> bool:
-    """Return whether at least two scans show the place's facts, and at least half of all scans."""
-    done = done_steps(view, group)
+    """Return whether at least two scans show the place's facts, at least half of all, and not the earlier half alone.
+
+    What only the earlier half shows has passed as training went on. Scans of steps with a non-finite loss do not count.
+    """
+    bad = {s.step for p, steps in view.timeline.items() if p == group.worst.process for s in steps if s.loss_is_bad}
+    done = [s for s in done_steps(view, group) if s not in bad]
     still = [s for s in group.steps if s in done]
-    return len(still) > 1 and 2 * len(still) >= len(done)
+    later = done[len(done) // 2 :]
+    return len(still) > 1 and 2 * len(still) >= len(done) and not set(still).isdisjoint(later)
 
 
 def done_steps(view: RunView, group: Group) -> list[int]:

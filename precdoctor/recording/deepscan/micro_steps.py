@@ -1,7 +1,8 @@
 """Detects gradients of a micro-step that are cleared before the next backward pass, although nothing has read them.
 
 A backward pass may have another purpose than the weights' gradients: K-FAC's Fisher statistics, an importance of
-weights, a saliency map. Hooks and custom functions then keep something that they made of its gradients.
+weights, a saliency map. Hooks and custom functions then keep something that they made of its gradients, or keep these
+until something reads them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from precdoctor.recording.deepscan.scan_facts import Findings
+from precdoctor.recording.deepscan.scan_facts import Event, Findings
 from precdoctor.recording.deepscan.targets import Targets
 from precdoctor.recording.ops.dispatched_ops import tensors_in
 from precdoctor.recording.ops.source_lines import innermost_user_line, line_columns
@@ -32,24 +33,29 @@ class MicroSteps:
         self._findings, self._targets = findings, targets
         #: What the backward pass has written; whether code of the user's, such as a hook, made it of a gradient.
         self._made: Notes[bool] = Notes()
-        #: Whether such code read a number from a gradient.
-        self._number_taken = False
+        #: Whether such code read a number from a gradient, or detached one, as NumPy's view of a tensor does.
+        self._exported = False
         #: Weights with a non-zero gradient, that gradient, root and module.
         self._watched: list[tuple[weakref.ref[Tensor], weakref.ref[Tensor], str, str]] = []
+        #: The fact that the gradients were dropped, unless something that is left of that pass is read later; that.
+        self._dropped: Event | None = None
+        self._left: Notes[bool] = Notes()
 
     @property
     def watches(self) -> bool:
         """Whether there are gradients that may be read or dropped."""
-        return bool(self._watched)
+        return bool(self._watched) or self._dropped is not None
 
     def note_results(self, name: str, args: Any, result: Any) -> None:
         """Note what an op of the backward pass writes: each may be, or become, a gradient, or be made of one."""
         users = innermost_user_line(past_own=True) is not None  # a hook, or a custom function
         if name == _TO_NUMBER:
-            self._number_taken |= users and args[0].is_floating_point() and self._is_made(args[0])
+            self._exported |= users and args[0].is_floating_point() and self._is_made(args[0])
             return
         within = name.endswith("_")
+        self._note_late_use(args)
         kept = users and any(map(self._is_made, tensors_in(args[1:] if within else args)))
+        self._exported |= kept and name == "detach"
         old = users and (within or name == "detach")  # memory that was there before, such as a weight's
         for x in tensors_in(args[:1] if within else result) if len(self._made) < _MAX_MADE else ():
             if kept or not (old or self._is_made(x)):
@@ -63,10 +69,16 @@ class MicroSteps:
         """Stop watching if an op outside the backward pass reads a gradient and does not clear it: it is used then."""
         if name in _CLEARS:
             return
-        for x in tensors_in((args, kwargs)):
+        self._note_late_use((args, kwargs))
+        for x in tensors_in((args, kwargs)) if self._watched else ():
             if self._is_made(x):
                 self._watched = []
                 return
+
+    def _note_late_use(self, operands: Any) -> None:
+        """Withdraw the fact if an op reads what is left of the pass."""
+        if self._dropped is not None and any(self._left.get(x) is not None for x in tensors_in(operands)):
+            self._dropped = None
 
     def backward_ended(self, micro_step: int) -> None:
         """Watch the weights that got a non-zero gradient in the first micro-step."""
@@ -78,17 +90,25 @@ class MicroSteps:
             self._forget()
 
     def backward_begins(self, micro_step: int) -> None:
-        """Note a fact if all watched gradients were cleared as the second backward pass begins."""
+        """Make a fact if all watched gradients were cleared as the second backward pass begins."""
         watched, self._watched = self._watched, []
         cleared = micro_step == 1 and bool(watched) and all(_is_cleared(p(), g()) for p, g, _, _ in watched)
-        used = cleared and (self._number_taken or self._is_kept())
-        self._forget()
+        used = cleared and (self._exported or self._is_kept())
         if used or not cleared:
+            self._forget()
             return
+        self._left, self._made = self._made, Notes()
+        self._left.forget(self._targets.gradient_storages())
         _, _, root, module = watched[-1]
         place = {"root": root, "module": module, "op": "zero_grad", **line_columns(innermost_user_line(past_own=True))}
         data = {"phase": "backward", "micro_step": micro_step, "weights": len(watched)}
-        self._findings.add_event("dropped", {**place, "data": data}, 1.0)
+        self._dropped = {**place, "data": data}
+
+    def finish(self) -> None:
+        """Note the fact, once the window is over."""
+        if self._dropped is not None:
+            self._findings.add_event("dropped", self._dropped, 1.0)
+        self._dropped = None
 
     def _is_kept(self) -> bool:
         """Return whether something that user code made of the gradients exists, other than the weights' gradients."""
@@ -97,7 +117,7 @@ class MicroSteps:
     def _forget(self) -> None:
         """Drop all notes on the backward pass."""
         self._made.clear()
-        self._number_taken = False
+        self._exported = False
 
 
 def _is_cleared(parameter: Tensor | None, before: Tensor | None) -> bool:

@@ -120,6 +120,7 @@ class ScanMode(WindowMode):
         self._audit.finish(targets)
         self._floors.finish()
         self._repeats.finish()
+        self._micro_steps.finish()
         events = self._findings.events()
         if ends := [e for e in events if e["data"]["kind"] in ("flush", "closed")]:
             zero = targets.zero_gradients()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -50,12 +49,24 @@ def state_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, A
 def steps_made(optimizer: torch.optim.Optimizer) -> Tensor | float | None:
     """Return the optimizer's own step count, from the first state or group with a ``step``; None if there is none.
 
-    A group's count of at most 1 beside empty states is none: some optimizers count from 1, before any step.
+    A group's count starts at its default, which is 1 in some optimizers; without a default, at most 1 beside empty
+    states is none.
     """
     states = [state_of(optimizer, p) for p in parameters_of(optimizer)]
-    counts = (dict.get(held, "step") for held in itertools.chain(states, groups_of(optimizer)))
-    count = next((n if type(n) is Tensor else static.number(n) for n in counts if n is not None), None)
-    return None if isinstance(count, float) and count <= 1.0 and not any(states) else count
+    count = _first_count(states)
+    if count is not None:
+        return count
+    count = _first_count(groups_of(optimizer))
+    if not isinstance(count, float):
+        return count
+    defaults = static.attribute(optimizer, "defaults")
+    start = static.number(dict.get(defaults, "step")) if issubclass(type(defaults), dict) else None
+    return None if count <= 1.0 and not any(states) else count - (start or 0.0)
+
+
+def _first_count(holders: Iterable[dict[str, Any]]) -> Tensor | float | None:
+    counts = (dict.get(held, "step") for held in holders)
+    return next((n if type(n) is Tensor else static.number(n) for n in counts if n is not None), None)
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 from torch import Tensor
@@ -39,6 +40,11 @@ class Notes(Generic[V]):
     def drop(self, x: Tensor) -> None:
         """Delete the note on a tensor's memory."""
         if self._notes and (key := storage_key(x)) is not None:
+            self._notes.pop(key, None)
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """Delete the notes on the memory of these :func:`storage_key`."""
+        for key in keys:
             self._notes.pop(key, None)
 
     def living(self) -> list[tuple[int, V]]:

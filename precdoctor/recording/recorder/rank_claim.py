@@ -162,25 +162,32 @@ class Claim:
             self._recorder.end_step()  # the last model call has returned, so its step is complete
         if self.is_rank:
             return
-        if stopped or self._has_backward or (self._training_entries() and (ends_badly() or self._is_sick())):
+        if stopped or self._has_backward or (self._training_entries() and self._may_explain()):
             self.make(ending=True)
 
     def step_has_begun(self, *, stopped: bool) -> bool:
         """Return whether the run ends inside a step; an evaluation after the last step does not begin one.
 
         Some scripts evaluate in training mode, with gradients. Such a forward pass belongs to a step only if an
-        exception, a NaN or +Inf may have prevented its backward pass. ``stopped``: as for :meth:`at_end`.
+        exception, an interrupt, a NaN or +Inf may have prevented its backward pass. ``stopped``: as for :meth:`at_end`.
         """
         recorder = self._recorder
         facts, first = recorder.current, recorder.step == recorder.options.first_step
         trained = facts.losses or recorder.micro_step
-        if not (trained or first or stopped or self.forwards_are_steps or ends_badly() or self._is_sick()):
+        if not (trained or first or stopped or self.forwards_are_steps or self._may_explain()):
             return False
         rows = (e for e in recorder.slots.touched.values() if first or e.site.phase == "train")  # first: eval rows also
         # A float8 cast alone begins no step: weights are also exported to float8 after training.
         return bool(trained or facts.root) or any(
             e.counts_as_training(recorder.names) for e in rows if e.operand is None
         )
+
+    def _may_explain(self) -> bool:
+        """Return whether the end of the run may have to do with the last forward pass, or came inside it.
+
+        A call that ``SystemExit`` or an interrupt has left stays on the stack.
+        """
+        return ends_badly() or bool(getattr(self._recorder.local, "stack", None)) or self._is_sick()
 
     def _training_entries(self) -> list[Entry]:
         """Return the entries of forward passes that ran in training mode with gradients."""

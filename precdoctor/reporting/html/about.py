@@ -14,6 +14,7 @@ from precdoctor.reporting.html.layers import KIND_RANK, KIND_TITLES
 from precdoctor.reporting.html.survey import Survey
 from precdoctor.reporting.show_view import dtypes_words, modules_words
 from precdoctor.reporting.text import clean, not_neutral, number, size
+from precdoctor.runlog.layout import bytes_in
 
 
 def coverage(survey: Survey) -> list[dict[str, Any]]:
@@ -74,8 +75,7 @@ def _facts(view: RunView, survey: Survey) -> Iterator[tuple[str, str]]:
     ranks = plural(len({p.rank for p in view.everyone}), "rank")
     yield "processes", ranks + (f", {plural(len(view.everyone), 'attempt')}" if len(view.everyone) > 1 else "")
     yield "tensors", f"{plural(len(survey.tensors), 'tensor')}, {plural(survey.rows, 'row')}"
-    files = [f for rank in view.run.ranks for f in rank.directory.iterdir() if f.is_file()]
-    yield "log", size(sum(f.lstat().st_size for f in files))
+    yield "log", size(bytes_in(rank.directory for rank in view.run.ranks))
     recorder = describe_recorder(view)
     overhead = recorder["overhead_fraction"]
     yield "overhead", "not measured" if overhead is None else f"{percent(overhead)} of the run's time"

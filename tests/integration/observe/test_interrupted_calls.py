@@ -90,3 +90,14 @@ def test_what_follows_is_recorded_as_without(recorded, during):
     roots = {"Sequential#0", "Sequential#1"} if during.startswith("a cell") else {"Sequential#0"}
     assert set(run.tensors()["root"]) - {""} == roots
     assert any("step 5: the loss is not finite, first made by aten.mul" in line for line in said)
+
+
+@pytest.mark.parametrize("error", ["SystemExit(1)", "KeyboardInterrupt"])
+def test_a_run_that_ends_in_a_call_keeps_the_rows_of_that_step(tmp_path, error):
+    ends = LOOP.replace("raise KeyboardInterrupt", f"raise {error}")
+    path = script(tmp_path, "ends.py", ends.replace("except KeyboardInterrupt", "except OSError"))
+    done = record(tmp_path, "--strict", "--every", "1", "--", *warm(path, "training"))
+    run = precdoctor.open_run(done.run)
+    assert done.status != 0
+    assert run.steps()[["step", "complete"]].values.tolist() == [[0, True], [1, True], [2, True], [3, False]]
+    assert "output" in set(run.tensors(filters=[("step", "==", 3)])["kind"])

@@ -4,7 +4,7 @@ from typing import Any
 
 from tests.support.samples import Sample
 from tests.support.scanning import fact, scanned, used, with_scans
-from tests.support.training import Training
+from tests.support.training import Training, normal
 
 
 def floor(**changes: Any) -> dict[str, Any]:
@@ -26,6 +26,24 @@ def by_hand(**changes: Any) -> dict[str, Any]:
     """A line of a hand-written optimizer: no module, no effect."""
     made = floor(phase="optimizer", effect=None, fed=None, **changes)
     return {**made, "root": "", "module": "", "code": "p -= lr * m / (v.sqrt() + 1e-5)"}
+
+
+def yogi() -> Training:
+    """An epsilon of 1e-3 at a learning rate of 0.01, for weights of 0.02."""
+    run = scanned(by_hand(constant=1e-3, median=1e-5))
+    for row in run.step_rows.values():
+        row["lr"] = 1e-2
+    return run.change(lambda r: r.update(normal(0.02)), kind="weight")
+
+
+def near() -> Training:
+    """An optimizer's epsilon that halves the steps."""
+    return scanned(by_hand(constant=1e-5, median=4e-6))
+
+
+def from_scratch() -> Training:
+    """Targets of an untrained detector: tiny at first, and no longer on half of the scans."""
+    return with_scans(scanned(floor(), steps=(0, 1)), 4, 8)
 
 
 def torchs() -> Training:
@@ -61,4 +79,4 @@ FIRING = {
     ),
     "by-hand": Sample(lambda: scanned(by_hand()), 0, severity="warning", says=("the code after the backward pass",)),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (diluted, few, first_steps, nothing_found, torchs)}
+HEALTHY = {f.__name__: f for f in (diluted, few, first_steps, from_scratch, near, nothing_found, torchs, yogi)}

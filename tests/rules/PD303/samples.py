@@ -44,6 +44,21 @@ def constant() -> Training:
     return run
 
 
+def second_scaler() -> Training:
+    """A discriminator on odd steps whose scaler is stuck at 4; the generator's is at 65536, with large gradients."""
+    run = gradients(1000.0, scale=65536.0)
+    run.facts = {**run.facts, "scalers": [{"growth_interval": 2000}, {"growth_interval": 2000}]}
+    for step, rows in run.tensors.items():
+        if step % 2:
+            run.step_rows[step] |= {"optimizer": "AdamW#1", "loss_scale": 4.0}
+            for row in rows:
+                row["root"] = "Discriminator#0" if row["kind"] != "loss" else ""
+                row.update(normal(4e-6, "float16") if row["kind"] == "grad_output" else {})
+        else:
+            rows[:] = [r | (normal(8000.0, "float16") if r["kind"] == "grad_output" else {}) for r in rows]
+    return run
+
+
 FIRING = {
     "few_bits": Sample(
         lambda: gradients(8e-7), kind="grad_output", severity="warning", says=("stuck at 4", "limit 25 %", "of 11"),
@@ -52,5 +67,8 @@ FIRING = {
     "enough_bits": Sample(lambda: gradients(1.2e-5), severity="info", says=("doubles every",)),
     "constant": Sample(constant, severity="warning", says=("is a constant",)),
     "held_down_by_one": Sample(held_down_by_one, severity="warning", says=("`head` keeps it so low",)),
+    "second_scaler": Sample(
+        second_scaler, severity="warning", says=("stuck at 4:", "The loss scale is 4 after 6 steps", "times larger"),
+    ),
 }  # fmt: skip
 HEALTHY = {f.__name__: f for f in (in_bf16, of_order_one, no_scale, no_room_above)}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import re
 import shlex
 import subprocess
@@ -180,6 +182,38 @@ def test_unreadable_runs_have_status_3_and_no_traceback(tmp_path, bad_run, capsy
             err = capsys.readouterr().err
             assert err.startswith("precdoctor: ") and err.count("\n") == 1 and "Traceback" not in err
     assert main(["log", "verify", str(bad_run)]) == 3
+
+
+def test_a_name_that_no_path_can_have_is_one_sentence(bad_run, tmp_path, capsys):
+    long, run = str(tmp_path / ("n" * 5000)), str(bad_run)
+    for args in (
+        ["diagnose", long], ["compare", run, long], ["log", "verify", long], ["gate", run, "--baseline", long],
+        ["report", run, "-o", long], ["export", run, "--to", "csv", "-o", long],
+    ):  # fmt: skip
+        assert main(args) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("precdoctor: ") and said.count("\n") == 1 and "name" in said, said[:200]
+
+
+def test_a_path_without_permission_is_one_sentence(bad_run, monkeypatch, capsys):
+    def refuse(self, *_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(os, "access", lambda _, mode: mode != os.X_OK)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "lstat", refuse)
+        assert main(["diagnose", str(bad_run)]) == 3
+        assert capsys.readouterr().err == f"precdoctor: cannot read {bad_run}/run.json: Permission denied\n"
+    with monkeypatch.context() as patch:
+        exists = Path.exists
+        patch.setattr(Path, "exists", lambda self: refuse(self) if self == bad_run else exists(self))
+        assert main(["diagnose", str(bad_run)]) == 3
+        assert capsys.readouterr().err == f"precdoctor: cannot read {bad_run}/run.json: Permission denied\n"
+    with monkeypatch.context() as patch:
+        is_dir = Path.is_dir
+        patch.setattr(Path, "is_dir", lambda self: refuse(self) if self.name == "a.html" else is_dir(self))
+        assert main(["report", str(bad_run), "-o", "there/a.html"]) == 2
+        assert capsys.readouterr().err.startswith("precdoctor: there/a.html: Permission denied; check the permissions")
 
 
 def test_rule_options_come_from_the_file(bad_run, tmp_path, monkeypatch, capsys):

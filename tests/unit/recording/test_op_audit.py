@@ -788,6 +788,8 @@ THEN = {
     "they are summed": "[t.add_(p.grad) for t, p in zip(total, net.parameters())]",
     "they are kept": "held = [p.grad for p in net.parameters()]",
     "the input's is read": "x.grad.sign()",
+    "a layer's is read later": "len(seen) % 3 == 2 and seen[-2].square()",
+    "a layer's is kept": "len(seen)",
 }
 
 
@@ -795,10 +797,15 @@ THEN = {
     ("once", "to_none", "then", "dropped"),
     [(False, True, "nothing", True), (False, False, "nothing", True), (True, True, "nothing", False),
      (False, True, "they are summed", False), (False, True, "they are kept", False),
-     (False, True, "the input's is read", False)],
+     (False, True, "the input's is read", False), (False, True, "a layer's is read later", False),
+     (False, False, "a layer's is read later", False), (False, False, "a layer's is kept", True)],
 )  # fmt: skip
 def test_gradients_of_a_micro_step_that_nobody_reads_before_they_are_gone(tmp_path, once, to_none, then, dropped):
-    script(tmp_path, "micro.py", MICRO_STEPS.format(once=once, to_none=to_none, then=THEN[then]))
+    code = MICRO_STEPS.format(once=once, to_none=to_none, then=THEN[then])
+    if "seen" in THEN[then]:
+        hook = "seen = []\nnet.register_full_backward_hook(lambda m, i, o: seen.append(o[0]))\n"
+        code = code.replace("for _", f"{hook}for _", 1)
+    script(tmp_path, "micro.py", code)
     done = record(tmp_path, "--strict", "--deep-scan", "2", "--", *warm("micro.py"))
     assert done.status == 0, done.err
     events = precdoctor.open_run(done.run).events()
@@ -815,6 +822,7 @@ HOOKS = {
     "statistics in place": (LAYER, "lambda m, i, o: fisher.add_(o[0].T @ o[0]) is None or None", False),
     "importance of weights": (BIAS, "lambda p: square.addcmul_(p.grad, p.grad) is None or None", False),
     "the gradient itself": (LAYER, "lambda m, i, o: kept.update(f=o[0].detach())", False),
+    "a copy for NumPy": (LAYER, "lambda m, i, o: kept.update(f=o[0].numpy().copy())", False),
     "its norm": (WEIGHT, "lambda g: kept.update(f=g.norm().item())", False),
     "clamped": (WEIGHT, "lambda g: g.clamp(-1, 1)", True),
     "decayed": (WEIGHT, "lambda g: g.mul_(0.5) + 0.1 * net.weight.detach()", True),

@@ -1,6 +1,7 @@
 import json
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +9,7 @@ from precdoctor.errors import CorruptRunError, NewerSchemaError, RunExistsError,
 from precdoctor.runlog import create_rank_directory, create_run, newest_run, open_run
 from precdoctor.runlog.atomic import dump_json, write_json_atomically
 from precdoctor.runlog.files import RUN_FILE
-from precdoctor.runlog.layout import add_run_facts, rank_directories
+from precdoctor.runlog.layout import add_run_facts, bytes_in, rank_directories
 from precdoctor.runlog.lock import DirectoryLock, is_locked
 from tests.support.runs import write_run
 
@@ -146,6 +147,14 @@ def test_newer_schema_is_refused_with_the_way_out(tmp_path):
         open_run(tmp_path / "run")
 
 
+def test_a_newer_process_in_a_run_of_this_version_is_refused(tmp_path):
+    """The command may run in an environment with another precdoctor than the shell's."""
+    run = write_run(tmp_path / "run", steps=[{"step": 0}])
+    (run / "rank-00000/rank.json").write_text('{"schema_version": 2}')
+    with pytest.raises(NewerSchemaError, match=r"rank-00000 was written by .* pip install --upgrade"):
+        _ = open_run(run).ranks
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -205,3 +214,21 @@ def test_a_run_directory_is_its_owners_alone_unless_shared(tmp_path, shared, mod
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "runs" / "a").stat().st_mode) == mode
+
+
+def test_files_that_vanish_while_they_are_counted_have_no_size(tmp_path, monkeypatch):
+    """A running process seals its streams meanwhile, and somebody may remove the run."""
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(bytes(10))
+    (tmp_path / "link").symlink_to("a")
+    (tmp_path / "folder").mkdir()
+    assert bytes_in([tmp_path, tmp_path / "gone"]) == 20
+    lstat = Path.lstat
+
+    def sealed_meanwhile(path):
+        if path.name == "a":
+            path.unlink()
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", sealed_meanwhile)
+    assert bytes_in([tmp_path]) == 10

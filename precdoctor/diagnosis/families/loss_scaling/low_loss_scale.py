@@ -17,11 +17,11 @@ from precdoctor.diagnosis.families.loss_scaling.scale_level import (
     higher_level,
     largest_gradient,
 )
-from precdoctor.diagnosis.survey.gradient_underflow import GradientSeries, is_faint, survey
+from precdoctor.diagnosis.survey.gradient_underflow import GradientSeries, GradientSurvey, is_faint, survey
 from precdoctor.diagnosis.survey.loss_scales import growth_interval, is_dynamic, scaled_steps
 from precdoctor.diagnosis.survey.rows import Key, TensorRow, gradient_evidence, location
 from precdoctor.diagnosis.survey.step_facts import StepFacts
-from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.formats import FP16
 
 PAGE = RulePage(
@@ -61,12 +61,18 @@ batch, restore it with `scaler.update(new_scale)`. Replace a constant by `GradSc
 class _ScaleHistory:
     """The scaled steps of one process, and the growth interval of its scaler."""
 
+    process: Process
     steps: Sequence[StepFacts]
     interval: float | None
 
     @property
     def scale(self) -> float:
         return self.steps[-1].loss_scale or 1.0
+
+    def headroom(self, gradients: GradientSurvey) -> float:
+        """The smallest headroom of any gradient on these steps, in binades."""
+        own = {s.step for s in self.steps}
+        return min((h for (_, step), h in gradients.headrooms.items() if step in own), default=gradients.headroom)
 
     def words(self) -> str:
         """The history of the scale, in one or two sentences."""
@@ -80,7 +86,7 @@ class _ScaleHistory:
 
 def check(view: RunView, options: Options) -> Checked:
     """At most one finding: the gradient that keeps the fewest significant bits."""
-    histories = [_ScaleHistory(steps, growth_interval(view, p)) for p, steps in scaled_steps(view)]
+    histories = [_ScaleHistory(p, steps, growth_interval(view, p)) for p, steps in scaled_steps(view)]
     if not histories:
         return Checked.not_applicable("no loss scale is in force")
     gradients = survey(view, max_steps=options["max_steps"], dying_share=options["dying_share"])
@@ -88,8 +94,9 @@ def check(view: RunView, options: Options) -> Checked:
     if not fp16:
         return Checked.not_applicable("no output gradient is in FP16")
     weights = survey(view, max_steps=options["max_steps"], dying_share=options["dying_share"], kind="weight_grad")
-    room = min(gradients.headroom, weights.headroom) - options["margin_binades"]
-    seen = f"{plural(len(fp16), 'FP16 gradient')} at loss scale {histories[0].scale:g}"
+    scales = sorted({h.scale for h in histories})
+    level = f"loss scale {scales[0]:g}" if len(scales) == 1 else f"loss scales of {scales[0]:g} to {scales[-1]:g}"
+    seen = f"{plural(len(fp16), 'FP16 gradient')} at {level}"
     guilty = {
         k: t
         for k, t in fp16.items()
@@ -100,12 +107,23 @@ def check(view: RunView, options: Options) -> Checked:
     if not guilty:
         worst = max(t.subnormal_share for t in fp16.values())
         return Checked((), f"{seen}: {percent(worst)} subnormal in the worst")
+    history = _history_of(view, histories, min(guilty.values(), key=lambda t: t.mean_bits))
+    room = min(history.headroom(gradients), history.headroom(weights)) - options["margin_binades"]
     if room < options["room"]:
         guilty = {k: t for k, t in guilty.items() if t.mean_bits < options["enough_bits"]}
         if not guilty:
             return Checked((), f"{seen}: some are subnormal, but only {room:.1f} binades are left for a larger scale")
     reason = f"{plural(len(guilty), 'gradient')} of {seen} among the subnormals"
-    return Checked([_finding(view, histories[0], guilty, room, options)], reason)
+    return Checked([_finding(view, history, guilty, room, options)], reason)
+
+
+def _history_of(view: RunView, histories: Sequence[_ScaleHistory], tensor: GradientSeries) -> _ScaleHistory:
+    """Return the scale under which a gradient was computed on its worst step; else the first one."""
+    process, step = tensor.worst
+    facts = view.step_facts(process, step)
+    own = [h for h in histories if h.process == process]
+    same = [h for h in own if facts is not None and h.steps[-1].optimizer == facts.optimizer]
+    return (same or own or histories)[0]
 
 
 def _finding(

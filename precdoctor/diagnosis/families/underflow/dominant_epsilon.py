@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
@@ -19,8 +21,9 @@ in FP64 without the constant. At least `wrong_share` of its results must be off 
 or more and on half of all. In a module or a loss the error must also make up `effect` of the result that it ends in;
 where it makes up `large_effect`, a quarter of wrong results is enough.
 Numbers that are exactly zero do not count, and neither do logarithms that are multiplied by zero. In the optimizer's
-code only a constant beside a root counts, as Adam's; the damping of a curvature (K-FAC, natural gradient) is meant to
-decide. PD503 covers the epsilon of torch's own Adam.
+code only a constant beside a root counts, as Adam's, if the median root is `damping` times smaller; the damping of a
+curvature (K-FAC, natural gradient) is meant to decide. So is Yogi's 1e-3 at its rate of 0.01: without it, a step would
+be as long as `brisk` of the weights or longer. PD503 covers the epsilon of torch's own Adam.
 """,
     matters="""
 The constant is meant for the one number in a million that is zero. Where it decides for most of them, the operation is
@@ -54,17 +57,33 @@ def check(view: RunView, options: Options) -> Checked:
         """The share of wrong results; 0 below the limits."""
         share = wrong_share(fact)
         most = share >= options["wrong_share"] or fact.number("effect") >= options["large_effect"]
+        if fact.phase == "optimizer" and fact.number("median") * options["damping"] > fact.number("constant"):
+            return 0.0
         return share if most and has_effect(fact, options["effect"]) and not is_optimizers(fact) else 0.0
 
     return check_facts(
         view, ("floor",), guilty, lambda g: _finding(view, g, options), seen="no epsilon that decides",
-        keep=lambda g: stands(view, g),
+        keep=lambda g: stands(view, g) and not (g.worst.phase == "optimizer" and _is_meant(view, g, options["brisk"])),
     )  # fmt: skip
+
+
+def _is_meant(view: RunView, group: Group, brisk: float) -> bool:
+    """Return whether the learning rate only suits an optimizer whose epsilon decides.
+
+    Without the epsilon a step moves each element by about the learning rate: at least ``brisk`` of the RMS of the
+    weights, in the median of the matrices.
+    """
+    process = group.worst.process
+    made = [facts for step in group.steps if (facts := view.step_facts(process, step)) is not None]
+    rate = max((f.lr for f in made if f.lr is not None), default=0.0)
+    rows = view.rows(process, group.worst.step)
+    sizes = [r.rms for r in rows if r.kind == "weight" and len(r.shape) > 1 and r.rms]
+    return bool(sizes) and rate >= brisk * median(sizes)
 
 
 def _finding(view: RunView, group: Group, options: Options) -> Finding:
     fact = group.worst
-    constant, median = fact.number("constant"), fact.number("median")
+    constant, middle = fact.number("constant"), fact.number("median")
     op, there = fact.where("read_by")
     share, decided = percent(wrong_share(fact)), fact.share("decided", "nonzero")
     instance = f", for instance {fact.number('seen'):.4g} instead of {fact.number('exact'):.4g}"
@@ -72,14 +91,14 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     if wrong_share(fact) < options["wrong_share"]:
         limit += f", or {percent(options['large_effect'])} of what they feed"
     message = (
-        f"{fact.op_words} guards numbers of {median:.3g} (median) with {constant:.3g}: {percent(decided)} of those "
+        f"{fact.op_words} guards numbers of {middle:.3g} (median) with {constant:.3g}: {percent(decided)} of those "
         f"that are not zero are smaller. Without the constant, {fact.count('wrong'):,} of {fact.count('of'):,} results "
         f"of {short_name(op) if op else fact.short}{there} ({share}, {limit}) differ "
         f"by more than half{instance if 'exact' in fact.data else ''}."
         f"{effect_words(fact, options['effect'])}{group.elsewhere_words}"
     )
-    smaller = min(median / 64, constant / 1024)
-    sizes = f"numbers of {median:.3g}" if median < constant else "numbers of all sizes"
+    smaller = min(middle / 64, constant / 1024)
+    sizes = f"numbers of {middle:.3g}" if middle < constant else "numbers of all sizes"
     return place_finding(
         RULE,
         view,
@@ -112,6 +131,11 @@ RULE = Rule(
                    maximum=1.0),
         RuleOption("large_effect", 0.25, "fraction", "Share of what it feeds from which fewer wrong results count.",
                    "A quarter of a loss is no exception, however few elements it comes from.", maximum=1.0),
+        RuleOption("damping", 8.0, "times", "How far below an optimizer's constant the median must be.",
+                   "As in PD503: a ninth of a step is worth a change, a half is not.", 1.0),
+        RuleOption("brisk", 0.1, "learning rate / RMS of weight",
+                   "Steps without an optimizer's constant that are this long were not intended.",
+                   "Chosen empirically: updates of small healthy networks at brisk rates reach 0.1."),
     ),
     sampled_steps=False,
     explains=when(same_module, "PD201", "PD203", "PD204", "PD208"),

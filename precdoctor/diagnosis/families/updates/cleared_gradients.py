@@ -45,8 +45,8 @@ after the optimizer was made. A layer that is left out of the optimizer on purpo
 
 Also micro-steps that do not accumulate: on deep-scanned steps with several backward passes the gradients of the first
 pass are gone, or zero, when the second one begins, and no op has read them (a sum of one's own, a projection, an attack
-on the input would). A pass whose hooks took a number from the gradients, or made a tensor of them that still exists
-(K-FAC's statistics, an importance of weights), has served its purpose.
+on the input would). A pass has served its purpose if its hooks keep gradients or made a tensor of them that still
+exists (K-FAC's statistics, an importance of weights), took a number from them, or detached them as for NumPy.
 """,
     matters="""
 Nothing is trained. The loss stays where it is, within its noise, and nothing else shows it: after `backward` the
