@@ -42,6 +42,11 @@ def specimen(train: Callable[[], Trained]) -> Callable[[], Trained]:
     return train
 
 
+def specimen_if(possible: bool) -> Callable[[Callable[[], Trained]], Callable[[], Trained]]:
+    """Put a function into the zoo if this torch can run it."""
+    return specimen if possible else lambda train: train
+
+
 def fit(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
