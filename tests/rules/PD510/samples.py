@@ -1,5 +1,7 @@
 """Gradients that the optimizer gets, does not get, and gets too late to matter."""
 
+from typing import Any
+
 from tests.support.samples import Sample
 from tests.support.scanning import fact, scanned, with_scans
 from tests.support.training import FACTS, Training
@@ -132,7 +134,148 @@ def a_head_left_out_on_purpose() -> Training:
 
 
 def an_unused_part_beside_it() -> Training:
-    return with_groups(("head",), [[64, 32]])
+    """Both dimensions differ, or there is one counterpart to two layers."""
+    return with_groups(("head",), [[32, 32], [64]])
+
+
+def one_counterpart_of_another_shape_to_two_layers() -> Training:
+    return with_groups(("head", "norm"), [[10, 64]])
+
+
+def a_head_for_other_classes() -> Training:
+    """The first steps train the old head, of another size."""
+    run = with_groups(("head",), [[10, 64]])
+    for step in range(3):
+        run.tensors[step] = [dict(row) for row in Training().tensors[step]]
+    return run
+
+
+def held_and_still(
+    modules: tuple[str, ...],
+    *,
+    gradients: bool = False,
+    optimizer: int = 0,
+    group: int = 0,
+    frozen: tuple[str, ...] = (),
+) -> Training:
+    """Weights that an optimizer holds keep their bits; ``frozen`` ones require no gradient, all others are trained.
+
+    ``gradients``: the backward pass leaves them some. Two optimizers of two groups step in turns.
+    """
+    (root,), (first,) = FACTS["roots"], FACTS["optimizers"]
+    run = Training(steps=24)
+
+    def place(p: dict[str, Any]) -> dict[str, Any]:
+        if p["module"] in frozen:
+            return {**p, "requires_grad": False}
+        return {**p, "group": [optimizer, group] if p["module"] in modules else [0, 0]}
+
+    groups = [{**first["groups"][0], "parameters": 4}] * 2
+    run.facts = {
+        **FACTS,
+        "roots": [{**root, "parameters": [place(p) for p in root["parameters"]]}],
+        "optimizers": [{**first, "name": f"AdamW#{n}", "groups": groups} for n in range(2)],
+    }
+    of_others = ("weight_grad", "weight_grad_step", "update", "grad_output")
+    dropped = of_others[1:3] if gradients else of_others
+    for step, rows in run.tensors.items():
+        second = step % 2 == 1 and optimizer == 1
+        run.step_rows[step].update(optimizer=f"AdamW#{int(second)}", grad_norm=None if second else 1.0, lrs=[1e-3] * 2)
+        kept = []
+        for row in rows:
+            still = row["module"] in modules + frozen
+            if row["kind"] == "weight":
+                row["fingerprint"] = 7 if still else step
+            gone = (of_others if row["module"] in frozen else dropped) if still else ()
+            if row["kind"] not in (of_others if second else gone):
+                kept.append(row)
+        run.tensors[step] = kept
+    return run
+
+
+_UP, _DOWN = "blocks.0.mlp.up", "blocks.0.mlp.down"
+_ATTENTION = ("blocks.0.norm", "blocks.0.attn.qkv", "blocks.0.attn.proj")
+
+
+def an_optimizer_behind_its_zero_grad() -> Training:
+    return held_and_still(("emb",), gradients=True, optimizer=1)
+
+
+def an_optimizer_that_gets_gradients() -> Training:
+    """A norm says so: something else keeps the bits, such as a rate that rounds away."""
+    run = an_optimizer_behind_its_zero_grad()
+    for row in run.step_rows.values():
+        row["grad_norm"] = 0.5
+    return run
+
+
+def an_optimizer_under_no_grad() -> Training:
+    return held_and_still(("emb",), optimizer=1)
+
+
+def a_group_at_the_same_rate() -> Training:
+    """A frozen encoder, and a group for each weight or for each weight decay."""
+    return held_and_still((_UP, _DOWN), group=1)
+
+
+def a_group_under_no_grad() -> Training:
+    run = a_group_at_the_same_rate()
+    for row in run.step_rows.values():
+        row["lrs"] = [1e-3, 1e-4]
+    return run
+
+
+def a_group_at_rate_zero() -> Training:
+    """Gradual unfreezing, by the rate."""
+    run = a_group_under_no_grad()
+    for row in run.step_rows.values():
+        row["lrs"] = [1e-3, 0.0]
+    return run
+
+
+def adapters_under_no_grad() -> Training:
+    return held_and_still((_UP,), frozen=(_DOWN, *_ATTENTION))
+
+
+def an_encoder_under_no_grad() -> Training:
+    """All its weights are in the optimizer of everything, and none was frozen."""
+    return held_and_still((_UP, _DOWN, *_ATTENTION))
+
+
+def adapters_that_are_not_called() -> Training:
+    run = adapters_under_no_grad()
+    for step, rows in run.tensors.items():
+        run.tensors[step] = [r for r in rows if not (r["module"] == _UP and r["kind"] == "output")]
+    return run
+
+
+def the_last_weights_under_no_grad() -> Training:
+    """Nothing frozen follows them: the phase of their calls says that it is no pooler."""
+    run = a_pooler_without_use()
+    run.change(lambda r: r.update(phase="no_grad"), kind="output", module=_DOWN)
+    return run
+
+
+def a_pooler_without_use() -> Training:
+    """It is called on top of what is frozen, and nothing takes what it returns."""
+    return held_and_still((_DOWN,), frozen=(_UP, *_ATTENTION))
+
+
+def a_discriminator_before_its_start() -> Training:
+    """Its loss has the weight 0 on half of the recorded steps, so its gradients are zeros."""
+    run = an_optimizer_behind_its_zero_grad()
+    for step in range(2, 24, 4):
+        run.change(lambda r: r.update(ZEROS, zero=r["numel"]), kind="weight_grad", module="emb", step=step)
+    return run
+
+
+def adapters_trained_late() -> Training:
+    """They are under ``no_grad`` during a warm-up."""
+    run = adapters_under_no_grad()
+    late = held_and_still((), frozen=(_DOWN, *_ATTENTION))
+    for step in range(16, 24):
+        run.tensors[step] = late.tensors[step]
+    return run
 
 
 FIRING = {
@@ -143,6 +286,31 @@ FIRING = {
     "two_replaced": Sample(
         two_layers_replaced, 0, module="", kind="weight_grad", bare=True,
         says=("no optimizer holds 2 weights of `GPT#0`",),
+    ),
+    "resized": Sample(
+        a_head_for_other_classes, 3, module="head", kind="weight_grad", bare=True,
+        says=("no optimizer holds 1 weight of `head`", "differ in one dimension", "on 9 sampled steps"),
+    ),
+    "optimizer_cleared": Sample(
+        an_optimizer_behind_its_zero_grad, 0, module="emb", kind="weight_grad", bare=True,
+        says=("`AdamW#1` never moves 1 weight of `emb`", "12 steps", "trains nothing else", "`zero_grad()`"),
+        evidence={"steps_with_gradients": 12},
+    ),
+    "optimizer_under_no_grad": Sample(
+        an_optimizer_under_no_grad, 0, module="emb", kind="weight_grad", bare=True, severity="warning",
+        says=("trains nothing else", "detached"), evidence={"steps_with_gradients": 0},
+    ),
+    "group_under_no_grad": Sample(
+        a_group_under_no_grad, 0, module="blocks.0.mlp", kind="weight_grad", bare=True, severity="warning",
+        says=("parameter groups of `AdamW#0`", "rate of their own"),
+    ),
+    "adapters_under_no_grad": Sample(
+        adapters_under_no_grad, 0, module="blocks.0.mlp.up", kind="weight_grad", bare=True, severity="warning",
+        says=("most weights around them were frozen",), evidence={"weights": ["blocks.0.mlp.up.weight"]},
+    ),
+    "last_under_no_grad": Sample(
+        the_last_weights_under_no_grad, 0, module="blocks.0.mlp.down", kind="weight_grad", bare=True,
+        severity="warning", says=("under `torch.no_grad()`",),
     ),
     "micro_steps": Sample(
         dropped, 0, module=None, kind=None, bare=True, severity="warning", says=("one of 4 micro-steps",),
@@ -176,6 +344,15 @@ HEALTHY = {
         rate_of_zero,
         a_head_left_out_on_purpose,
         an_unused_part_beside_it,
+        one_counterpart_of_another_shape_to_two_layers,
+        an_optimizer_that_gets_gradients,
+        a_group_at_rate_zero,
+        a_group_at_the_same_rate,
+        an_encoder_under_no_grad,
+        adapters_that_are_not_called,
+        adapters_trained_late,
+        a_pooler_without_use,
+        a_discriminator_before_its_start,
         Training,
     )
 }

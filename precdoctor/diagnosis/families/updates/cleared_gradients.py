@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.relations import when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import named, percent, plural
+from precdoctor.diagnosis.families.updates.cleared_gradients_held import Untrained, same_weights, untrained
+from precdoctor.diagnosis.families.updates.cleared_gradients_replaced import replaced_weights
 from precdoctor.diagnosis.survey.frames import (
     AT,
     PARAMETER,
@@ -25,8 +25,8 @@ from precdoctor.diagnosis.survey.frames import (
     rows_of,
     step_values,
 )
-from precdoctor.diagnosis.survey.parameters import parameter_label, recorded_parameters
-from precdoctor.diagnosis.survey.rows import Parameter, integer, location, tensor_location, text
+from precdoctor.diagnosis.survey.parameters import parameter_label
+from precdoctor.diagnosis.survey.rows import Parameter, integer, location, tensor_location
 from precdoctor.diagnosis.survey.scans import Group, check_facts, evidence_of, facts, stands
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 
@@ -41,7 +41,14 @@ by itself, where all that it is given is zero and the backward pass had left it 
 
 Also weights in no optimizer that get non-zero gradients on `min_steps` sampled steps, while an optimizer holds as many
 parameters of the same shape that belong to no model and had no gradient at its first step: the parameters were replaced
-after the optimizer was made. A layer that is left out of the optimizer on purpose has no such counterpart.
+after the optimizer was made. If none of its parameters has such a shape, those count that differ in one dimension, as a
+head for another number of classes does. A layer that is left out of the optimizer on purpose has no such counterpart.
+
+Also weights that an optimizer holds and never moves in `min_steps` of its steps, while others are trained. An error is
+an optimizer that gets no gradient, although backward passes leave its weights some. A warning is about weights whose
+modules are called and that never get a gradient on the sampled steps (`no_grad`, `detach`). They must be meant for
+training: they have an optimizer to themselves, or a parameter group at a rate of its own, or the rest of their
+module is mostly frozen. A frozen encoder in the optimizer of everything stays silent.
 
 Also micro-steps that do not accumulate: on deep-scanned steps with several backward passes the gradients of the first
 pass are gone, or zero, when the second one begins, and no op has read them (a sum of one's own, a projection, an attack
@@ -63,12 +70,18 @@ buffers), copy them before `step`. Make the optimizer last: after layers were re
 `assign=True`, and modules converted or wrapped.
 """,
     confidence="""
-0.95: both gradients were recorded, and the weights were compared bit for bit. 0.9 for micro-steps.
+0.95: both gradients were recorded, and the weights were compared bit for bit. 0.9 for micro-steps, for replaced
+parameters of another shape, and for modules under `no_grad`; 0.8 if their outputs are detached or unused.
 """,
     references=("PyTorch tutorial: Optimizing Model Parameters, the optimization loop",),
 )
 _COLUMNS = ("numel", "zero", "nan", "pos_inf", "neg_inf", "fingerprint")
 _KINDS = ("weight", "weight_grad", "weight_grad_step", "update")
+_ORDER = "optimizer.zero_grad()\nloss.backward()\noptimizer.step()\n"
+_GRADIENT = """with torch.no_grad():
+    x = frozen(x)
+x = adapter(x)  # outside, like all that is behind it up to the loss
+"""
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -91,10 +104,14 @@ def check(view: RunView, options: Options) -> Checked:
                 continue
             finding = _finding(starved, own.size, _optimizer_of(view, starved), options)
             return Checked([finding], f"{plural(len(starved), 'step')} without a gradient for the optimizer")
+    held = untrained(view, rows, gradients, options["min_steps"])
+    if held is not None:
+        return Checked([_held_finding(held, options)], f"{plural(len(held.weights), 'weight')} without an update")
     for process in view.processes:
-        optimizer, weights = _replaced_weights(view, process)
-        if weights and (found := _replaced_finding(process, optimizer, weights, gradients, options)) is not None:
-            return Checked([found], f"{plural(len(weights), 'weight')} in no optimizer")
+        replaced = replaced_weights(view, process)
+        ungiven = _not_given(rows, gradients) if replaced[1] else gradients
+        if replaced[1] and (found := _replaced_finding(process, *replaced, ungiven, options)) is not None:
+            return Checked([found], f"{plural(len(replaced[1]), 'weight')} in no optimizer")
     dropped = check_facts(view, ("dropped",), lambda _: 1.0, lambda g: _dropped_finding(view, g), seen="",
                           keep=lambda g: stands(view, g))  # fmt: skip
     if dropped.findings:
@@ -161,6 +178,15 @@ def _weights_with_gradients(rows: pd.DataFrame) -> pd.DataFrame:
     return once
 
 
+def _not_given(rows: pd.DataFrame, made: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of ``made`` whose gradients no optimizer was given: before a layer was replaced, one was."""
+    key = [*AT, *PARAMETER]
+    given = rows.loc[rows["kind"] == "weight_grad_step", key].drop_duplicates()
+    found = made[key].merge(given, on=key, how="left", indicator="given")
+    left: pd.DataFrame = made[(found["given"] == "left_only").to_numpy()]
+    return left
+
+
 def _weights_unchanged(rows: pd.DataFrame, steps: pd.DataFrame) -> bool:
     """Return whether the weights with gradients have the same bits on the first and on the last of ``steps``.
 
@@ -212,7 +238,49 @@ def _finding(starved: pd.DataFrame, of: int, only: str, options: Options) -> Fin
             f"0 -> {of}",
             change={"order": {"from": "zero_grad before step", "to": "zero_grad before backward"}},
             predicted={"steps_with_gradients": {"from": 0, "to": of}},
-            snippet="optimizer.zero_grad()\nloss.backward()\noptimizer.step()\n",
+            snippet=_ORDER,
+        ),
+    )
+
+
+def _held_finding(held: Untrained, options: Options) -> Finding:
+    """Return the finding about weights that an optimizer holds and never moves."""
+    labels, count = [parameter_label(p) for p in held.weights], len(held.weights)
+    if held.made:
+        happens = f"The backward pass left gradients on {plural(held.made, 'sampled step')}, and they were gone or zero"
+        cause = "`zero_grad()` runs between `backward()` and this optimizer's `step()`"
+        change = {"order": {"from": "zero_grad before step", "to": "zero_grad before backward"}}
+        remedy, snippet = "zero the gradients before `backward`, or after `step`", _ORDER
+    else:
+        happens = "Their modules were called, and no backward pass left a gradient"
+        under = "they are called under `torch.no_grad()`"
+        cause = under if held.blocked else "what they return is detached, or does not enter the loss"
+        change = {"gradient": {"from": "none", "to": "from the loss"}}
+        remedy, snippet = "call the module with gradients", _GRADIENT
+    return RULE.finding(
+        severity=Severity.ERROR if held.made else Severity.WARNING,
+        confidence=0.95 if held.made else 0.9 if held.blocked else 0.8,
+        title=f"`{held.optimizer}` never moves {plural(count, 'weight')} of "
+        f"`{held.module[1] or held.module[0]}`{' and others' if held.others else ''}: it is given no gradient of them",
+        message=(
+            f"`{held.optimizer}` holds {named(labels)}, and made {plural(held.steps, 'step')} (limit "
+            f"{options['min_steps']:g}) at a learning rate above 0. {happens}; on the sampled steps other weights got "
+            f"theirs. They are meant for training: {held.meant}. Most likely {cause}."
+        ),
+        location=tensor_location(held.module, "", "weight_grad", Phase.OPTIMIZER, held.process, held.first),
+        evidence={
+            "weights": labels[:16],
+            "optimizer": held.optimizer,
+            "steps": held.steps,
+            "limit": options["min_steps"],
+            "steps_with_gradients": held.made,
+            "confidence_reason": "both gradients were recorded, and the weights were compared bit for bit",
+        },
+        prescription=Prescription(
+            title=f"{remedy}: weights without a gradient at the step {count} -> 0",
+            change=change,
+            predicted={"weights_without_gradient": {"from": count, "to": 0}},
+            snippet=snippet,
         ),
     )
 
@@ -243,47 +311,25 @@ def _dropped_finding(view: RunView, group: Group) -> Finding:
     )
 
 
-# -- parameters that were replaced after the optimizer was made --------------------------------------------------------
-#
-# An optimizer holds tensors of no model, while the model's own weights are held by none: a new head,
-# ``load_state_dict`` with ``assign=True``, a layer that was rebuilt or parametrized.
-
 _SNIPPET = """model = build()  # replace layers, load, convert and wrap first
 optimizer = torch.optim.AdamW(model.parameters())  # then
 """
 
 
-def _replaced_weights(view: RunView, process: Process) -> tuple[str, frozenset[Parameter]]:
-    """Return an optimizer, and the weights that no optimizer holds and whose shapes its unused parameters have.
-
-    Empty if the process has no such weights, or the log is too old to tell.
-    """
-    free: dict[tuple[int, ...], list[Parameter]] = {}
-    for place, p in recorded_parameters(view, process):
-        if p.get("requires_grad") and p.get("group") is None and p.get("shape") is not None:
-            free.setdefault(tuple(p["shape"]), []).append(place)
-    for optimizer in view.facts(process).get("optimizers") or ():
-        unused = Counter(shape for g in optimizer.get("groups") or () for shape in _unused_shapes(g))
-        found = frozenset(p for shape, n in unused.items() if len(own := free.get(shape, ())) <= n for p in own)
-        if found:
-            return text(optimizer.get("name")), found
-    return "", frozenset()
-
-
-def _unused_shapes(group: Mapping[str, Any]) -> list[tuple[int, ...]]:
-    shapes = group.get("unused")
-    lists = shapes if isinstance(shapes, list) else []
-    return [tuple(shape) for shape in lists if isinstance(shape, list) and all(type(n) is int for n in shape)]
-
-
 def _replaced_finding(
-    process: Process, optimizer: str, replaced: frozenset[Parameter], gradients: pd.DataFrame, options: Options
+    process: Process,
+    optimizer: str,
+    replaced: frozenset[Parameter],
+    same: bool,
+    gradients: pd.DataFrame,
+    options: Options,
 ) -> Finding | None:
     """Return the finding about replaced weights; None unless they get gradients on enough sampled steps.
 
     Args:
-        process, optimizer, replaced: as in :func:`_replaced_weights`.
-        gradients: one row per step and weight whose gradient, after the backward pass, is not all zeros.
+        process, optimizer, replaced, same: as in :func:`replaced_weights`.
+        gradients: one row per step and weight whose gradient, after the backward pass, is not all zeros, and that no
+            optimizer was given.
         options: of the rule.
     """
     rows = gradients[(gradients["rank"] == process.rank) & (gradients["attempt"] == process.attempt)]
@@ -295,17 +341,18 @@ def _replaced_finding(
     weights = sorted(set(parameters(first)))
     labels = [parameter_label(p) for p in weights]
     count = len(weights)
+    shapes = "of the same shapes" if same else "of shapes that differ in one dimension"
     root = weights[0][0]
     modules = {module for _, module, _ in weights}
     module = modules.pop() if len(modules) == 1 else ""  # else the whole model is the place
     return RULE.finding(
-        confidence=0.95,
+        confidence=0.95 if same else 0.9,
         title=f"no optimizer holds {plural(count, 'weight')} of `{module or root}`, and `{optimizer}` holds "
-        "as many of the same shapes that no model has",
+        f"as many that no model has, {shapes}",
         message=(
             f"{named(labels)} got non-zero gradients on {plural(len(steps), 'sampled step')} (limit "
-            f"{options['min_steps']:g}), and no optimizer holds them. `{optimizer}` holds {count:,} of the "
-            "same shapes that belong to no model and had no gradient at its first step. Most likely the parameters "
+            f"{options['min_steps']:g}), and no optimizer holds them. `{optimizer}` holds {count:,}, "
+            f"{shapes}, that belong to no model and had no gradient at its first step. Most likely the parameters "
             "were replaced after the optimizer was made; those in the model stay as they are."
         ),
         location=tensor_location((root, module), "", "weight_grad", Phase.OPTIMIZER, process, steps[0]),
@@ -336,4 +383,5 @@ RULE = Rule(
         RuleOption("min_steps", 8, "steps", "Minimum number of such steps.", minimum=2),
     ),
     check=check,
+    explains=when(same_weights, "PD203"),
 )  # fmt: skip

@@ -1,0 +1,235 @@
+"""PD510, weights that an optimizer holds and that never get a gradient from it, while other weights are trained.
+
+A weight that is in the optimizer need not be meant for training: a frozen encoder often stays there. What says that it
+is meant: an optimizer or a parameter group of its own, or neighbours that were frozen one by one (adapters).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from precdoctor.diagnosis.claims.finding import Finding
+from precdoctor.diagnosis.survey.frames import AT, firsts, groups, parameters
+from precdoctor.diagnosis.survey.parameters import recorded_parameters
+from precdoctor.diagnosis.survey.rows import Parameter, text
+from precdoctor.diagnosis.survey.step_facts import StepFacts
+from precdoctor.diagnosis.survey.view import Process, RunView
+
+
+@dataclass(frozen=True)
+class Untrained:
+    """Weights of one process that get no gradient from the optimizer that holds them, and keep their bits.
+
+    Attributes:
+        process, optimizer: where they are; name of the optimizer.
+        weights: in the model's order.
+        meant: why they are meant for training, in words.
+        module: the largest module that holds the first of them and no other weights.
+        steps: number of the optimizer's steps at a learning rate above 0.
+        first: the first sampled step.
+        made: number of sampled steps whose backward pass left them gradients; 0 if they never get any.
+        blocked: whether their modules are only called under ``no_grad``.
+    """
+
+    process: Process
+    optimizer: str
+    weights: tuple[Parameter, ...]
+    meant: str
+    module: tuple[str, str]
+    steps: int
+    first: int
+    made: int
+    blocked: bool
+
+    @property
+    def others(self) -> bool:
+        """Whether some of the weights are outside ``module``."""
+        root, module = self.module
+        return any(p[0] != root or (module and not f"{p[1]}.".startswith(f"{module}.")) for p in self.weights)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A weight that requires a gradient, if ``trainable``, and the numbers of the optimizer and group that hold it."""
+
+    place: Parameter
+    trainable: bool
+    numel: int
+    group: tuple[int, int] | None
+
+
+def untrained(view: RunView, rows: pd.DataFrame, made: pd.DataFrame, min_steps: float) -> Untrained | None:
+    """Return the first such weights.
+
+    Args:
+        view: of the run.
+        rows: the rows of weights and gradients on sampled, unskipped steps at a learning rate above 0.
+        made: those of the gradients that the backward pass left non-zero, one per step and weight.
+        min_steps: on how many sampled steps the weights must be seen, and how many steps the optimizer must make.
+    """
+    for process in view.processes:
+        mine, gradients = (f[(f["rank"] == process.rank) & (f["attempt"] == process.attempt)] for f in (rows, made))
+        starved = _starved(mine, min_steps)
+        if not starved or gradients.empty:
+            continue
+        given = set(parameters(mine[mine["kind"] == "weight_grad"]))
+        silent = _silent(view, process, starved - given, min_steps)
+        held = _held(view, process)
+        for number, facts in enumerate(view.facts(process).get("optimizers") or ()):
+            name = text(facts.get("name"))
+            steps = [s for s in view.timeline[process] if s.optimizer == name and s.complete and not s.skipped and s.lr]
+            if len(steps) < min_steps:
+                continue
+            own = [h for h in held if h.group is not None and h.group[0] == number and h.trainable]
+            for weights, meant in _meant(own, held, steps, name, starved, silent):
+                seen = gradients[[p in weights for p in parameters(gradients)]]
+                count = firsts(groups(seen, AT)).size
+                if count < min_steps and not silent.keys() >= set(weights):  # zeros, as at a loss weight of 0
+                    continue
+                module = _alone(weights[0], set(weights), held)
+                first = int(mine["step"].min())
+                blocked = not count and all(silent[p] for p in weights)
+                return Untrained(process, name, weights, meant, module, len(steps), first, count, blocked)
+    return None
+
+
+def _starved(rows: pd.DataFrame, min_steps: float) -> set[Parameter]:
+    """Return the weights that are given no gradient: zeros only, or none, and the same bits on ``min_steps`` steps."""
+    given = rows[rows["kind"] == "weight_grad_step"]
+    fed = set(parameters(given[given["alive"]]))
+    bits: dict[Parameter, set[object]] = {}
+    seen: dict[Parameter, set[int]] = {}
+    zeros = set(parameters(given)) - fed
+    weights = rows[(rows["kind"] == "weight") & rows["fingerprint"].notna()]
+    for place, step, fingerprint in zip(parameters(weights), weights["step"], weights["fingerprint"], strict=True):
+        bits.setdefault(place, set()).add(fingerprint)
+        seen.setdefault(place, set()).add(int(step))
+    still = {p for p, found in bits.items() if len(found) == 1 or p in zeros}
+    return {p for p in still - fed if len(seen[p]) >= min_steps}
+
+
+def _silent(view: RunView, process: Process, weights: set[Parameter], min_steps: float) -> dict[Parameter, bool]:
+    """Return those of ``weights`` whose module, or the one around it, is called on ``min_steps`` sampled steps.
+
+    The value says whether all these calls are under ``no_grad``.
+    """
+    if not weights:
+        return {}
+    rows = view.measured((), ("output",), columns=("phase",))
+    rows = rows[(rows["rank"] == process.rank) & (rows["attempt"] == process.attempt)]
+    steps: dict[tuple[str, str], set[int]] = {}
+    phases: dict[tuple[str, str], set[str]] = {}
+    for root, module, step, phase in zip(rows["root"], rows["module"], rows["step"], rows["phase"], strict=True):
+        steps.setdefault((root, module), set()).add(int(step))
+        phases.setdefault((root, module), set()).add(text(phase))
+    called = {module for module, seen in steps.items() if len(seen) >= min_steps}
+    found = {}
+    for place in weights:
+        module = next((m for m in (place[:2], *_around(place)[-2:-1]) if m in called), None)
+        if module is not None:
+            found[place] = phases[module] == {"no_grad"}
+    return found
+
+
+def same_weights(cause: Finding, effect: Finding) -> bool:
+    """Return whether both findings list a weight in common."""
+    causes, effects = (f.evidence.get("weights") for f in (cause, effect))
+    return isinstance(causes, list) and isinstance(effects, list) and not set(causes).isdisjoint(effects)
+
+
+def _held(view: RunView, process: Process) -> list[_Held]:
+    found = []
+    for place, p in recorded_parameters(view, process):
+        group = list(p.get("group") or ())
+        numel = math.prod(int(n) for n in p.get("shape") or ())
+        key = (group[0], group[1]) if len(group) == 2 and all(type(n) is int for n in group) else None
+        found.append(_Held(place, bool(p.get("requires_grad")), numel, key))
+    return found
+
+
+def _meant(
+    own: Sequence[_Held],
+    held: Sequence[_Held],
+    steps: Sequence[StepFacts],
+    name: str,
+    starved: set[Parameter],
+    silent: Mapping[Parameter, bool],
+) -> Iterator[tuple[tuple[Parameter, ...], str]]:
+    """Yield weights of an optimizer that are meant for training and starved, and what says that they are meant.
+
+    Args:
+        own: the trainable weights of the optimizer.
+        held: all weights of the process.
+        steps, name: of the optimizer.
+        starved: weights that are given no gradient and keep their bits.
+        silent: those that have no gradient after the backward pass either, as in :func:`_silent`.
+    """
+    places = [h.place for h in own]
+    if places and starved.issuperset(places) and not any(s.grad_norm for s in steps):
+        weights = tuple(places if silent.keys() >= set(places) else (p for p in places if p not in silent))
+        yield weights, f"`{name}` trains nothing else"
+        return
+    grouped = _with_own_rate(own, steps, silent)
+    if grouped:
+        yield grouped, f"they have parameter groups of `{name}` to themselves, at a learning rate of their own"
+    chosen = _chosen(own, held, silent)
+    if chosen:
+        yield chosen, f"most weights around them were frozen, and `{name}` was given these"
+
+
+def _with_own_rate(
+    own: Sequence[_Held], steps: Sequence[StepFacts], silent: Mapping[Parameter, bool]
+) -> tuple[Parameter, ...]:
+    """Return the weights of all parameter groups that are silent as a whole, at rates above 0 that no other group has.
+
+    Groups at the same rate may differ in weight decay only, and there may be one for each weight.
+    """
+    members: dict[int, list[Parameter]] = {}
+    for h in own:
+        if h.group is not None:
+            members.setdefault(h.group[1], []).append(h.place)
+    rates = {n: tuple(s.lrs[n] for s in steps if n < len(s.lrs)) for n in members}
+    quiet = {n for n, places in members.items() if silent.keys() >= set(places)}
+    others = {rates[n] for n in members.keys() - quiet}
+    found = [n for n in sorted(quiet) if others and rates[n] and min(rates[n]) > 0 and rates[n] not in others]
+    return tuple(p for n in found for p in members[n])
+
+
+def _chosen(own: Sequence[_Held], held: Sequence[_Held], silent: Mapping[Parameter, bool]) -> tuple[Parameter, ...]:
+    """Return the weights that some largest module leaves trainable, most of its elements being frozen; all silent.
+
+    Unless they are called under ``no_grad``, a frozen weight follows the first of them: else nothing may use what they
+    make (a pooler on top).
+    """
+    mine = {h.place for h in own}
+    inside: dict[tuple[str, str], list[_Held]] = {}
+    for h in held:
+        for module in _around(h.place):
+            inside.setdefault(module, []).append(h)
+    for _, members in sorted(inside.items(), key=lambda item: item[0][1].count(".")):
+        trainable = [h for h in members if h.trainable]
+        frozen = sum(h.numel for h in members if not h.trainable)
+        if trainable and frozen > sum(h.numel for h in trainable):
+            places = [h.place for h in trainable]
+            followed = any(not h.trainable for h in members[members.index(trainable[0]) :])
+            known = silent.keys() >= set(places) and mine.issuperset(places)
+            if known and (followed or all(silent[p] for p in places)):
+                return tuple(places)
+    return ()
+
+
+def _around(place: Parameter) -> list[tuple[str, str]]:
+    """Return the modules that hold a weight, outermost first, without the root."""
+    parts = place[1].split(".") if place[1] else []
+    return [(place[0], ".".join(parts[: n + 1])) for n in range(len(parts))]
+
+
+def _alone(place: Parameter, weights: set[Parameter], held: Sequence[_Held]) -> tuple[str, str]:
+    """Return the largest module around a weight that holds none but ``weights``, else the weight's own."""
+    others = {module for h in held if h.place not in weights for module in [(h.place[0], ""), *_around(h.place)]}
+    candidates = [(place[0], ""), *_around(place)]
+    return next((module for module in candidates if module not in others), candidates[-1])
