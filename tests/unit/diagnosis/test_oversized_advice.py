@@ -21,10 +21,20 @@ def test_a_run_that_never_came_back_wants_a_lower_rate_first(tmp_path: Path) -> 
     assert warm_up.startswith("warm up from")
 
 
+def came_back_at(step: int) -> Training:
+    """Thrown off in its first steps, and above its first loss until this step."""
+    run = thrown_off(steps=40)
+    for row in run.step_rows.values():
+        row["loss"] = 1.0 if row["step"] >= step else row["loss"]
+    return run
+
+
+def test_one_that_came_back_at_once_is_not_reported(tmp_path: Path) -> None:
+    assert [f.code for f in diagnose(came_back_at(7).write(tmp_path / "run")).findings] == []
+
+
 def test_one_that_came_back_wants_a_warm_up(tmp_path: Path) -> None:
-    run = thrown_off()
-    for step in range(6, run.steps):
-        run.step_rows[step]["loss"] = 1.0
+    run = came_back_at(10)
 
     [only] = advice(run, tmp_path / "run")
     assert only.startswith("warm up from")
@@ -64,13 +74,13 @@ def test_a_warm_up_that_is_there_is_made_longer_or_its_peak_lower(tmp_path: Path
 
 
 def test_a_long_warm_up_is_made_longer_by_what_the_updates_are_too_large(tmp_path: Path) -> None:
-    run = warmed_up(100, peak=10.0)
-    for row in run.step_rows.values():
-        row["loss"] = 1.0 if row["step"] > 5 else row["loss"]
+    run = came_back_at(10)
+    for step, row in run.step_rows.items():
+        row["lr"] = max(1e-6, 0.1 * step)
 
     longer, lower = advice(run, tmp_path / "run")
-    assert longer == "warm up over 1,000 steps, not 11"  # as far as the run came
-    assert lower.startswith("learning rate x 0.02 (peak 1.1 -> ")
+    assert longer == "warm up over 1,950 steps, not 39"  # as far as the run came, by the inverse of the factor
+    assert lower.startswith("learning rate x 0.02 (peak 3.9 -> ")
 
 
 def test_the_rate_of_the_newer_half_is_not_that_of_a_schedule_that_has_ended(tmp_path: Path) -> None:

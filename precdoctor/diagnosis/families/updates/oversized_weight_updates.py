@@ -23,6 +23,7 @@ from precdoctor.diagnosis.families.updates.oversized_weight_updates_decay import
 )
 from precdoctor.diagnosis.families.updates.oversized_weight_updates_rates import (
     Rates,
+    came_back,
     gentler_start,
     lower_rate,
     never_came_back,
@@ -51,7 +52,9 @@ count only if the share is 1.5 times that of as many updates in random direction
 
 The first `early_steps` steps, of the run or at half of the largest learning rate or more (behind a warm-up), count
 alone if they threw the run off: the median of their updates is `early_ratio` or more of the weight's initial RMS, and
-the loss went wrong afterwards. Either it more than doubled, or it did not fall. It did not fall if the older or the
+the loss went wrong afterwards. Either it more than doubled, or it did not fall. A loss that more than doubled does not
+count if the run ended well and the loss came back: below its first value within three times as many steps, and `learnt`
+below that in the newer half, or to a tenth of it by then. It did not fall if the older or the
 newer half of the run, without its first eighth, is less than `learnt` below the first losses; or if the next three
 times as many steps are less than `stays` below the first of them, and `most` of all weight matrices are replaced so.
 Then the weight must also have grown to `outgrown` times its initial RMS, so that nothing is left of its
@@ -216,11 +219,14 @@ def _replaced_since(view: RunView, options: Options, since: int) -> _Start | Non
     count, behind = int(options["early_steps"]), " at the full rate" if since > view.steps["step"].min() else ""
     worse = stayed = False
     for (process, _), steps in by_optimizer(view).items():
-        early = [s for s in steps if s.step >= since][: 3 * count + 1]
-        losses = [s.loss for s in early if s.loss is not None and is_well(view, process, s)]
+        later = [s for s in steps if s.step >= since]
+        early = later[: 3 * count + 1]
+        well = [s.loss for s in later if s.loss is not None and is_well(view, process, s)]
+        losses = well[: sum(s.loss is not None and is_well(view, process, s) for s in early)]
         few = 1 if any(not is_well(view, process, s) for s in early[: 2 * count + 1]) else count
         if len(losses) > few and losses[0] > 0.0:
-            worse = worse or median(losses[1 : count + 1]) > 2.0 * losses[0]
+            doubled = median(losses[1 : count + 1]) > 2.0 * losses[0]
+            worse = worse or (doubled and not came_back(view, process, well, count, options["learnt"]))
             stayed = stayed or median(losses[1:]) > (1.0 - options["stays"]) * losses[0]
     least = options["sized"] * (0.25 if never_was_below(view) else 1.0)
     sized = {p: w for p, w in _survey(view, first=count, since=since).items() if w.unit_gain >= least}

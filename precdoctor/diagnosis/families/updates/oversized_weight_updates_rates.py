@@ -25,6 +25,8 @@ _BELOW, _AT_PEAK = 0.5, 0.999
 #: Least number of losses in a quarter of a run, and the factor over the first loss that the noise of batches does not
 #: reach. Chosen empirically.
 _QUARTER, _ABOVE = 8, 1.1
+#: Share of the first loss that is left in a run that has learnt, whatever its first steps did. Chosen empirically.
+_LEFT = 0.1
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,17 @@ def never_came_back(view: RunView, process: Process) -> bool:
         return bool(steps)
     losses = [s.loss for s in steps if s.loss is not None and is_well(view, process, s)]
     return bool(losses) and median(losses[-8:]) > 2.0 * losses[0] > 0.0
+
+
+def came_back(view: RunView, process: Process, losses: Sequence[float], count: int, learnt: float) -> bool:
+    """Return whether a loss that more than doubled in ``count`` steps did the run no harm.
+
+    It came back below its first value within three times as many steps, and is the share ``learnt`` below that in the
+    newer half; or it fell to a tenth. The run also ended well.
+    """
+    behind, left = losses[2 * count + 1 : 3 * count + 1], median(losses[len(losses) // 2 :]) / losses[0]
+    at_once = len(behind) == count and median(behind) < losses[0]
+    return left <= (1.0 - learnt if at_once else _LEFT) and not never_came_back(view, process)
 
 
 def nothing_learnt(view: RunView, count: int, learnt: float) -> bool:
