@@ -147,9 +147,9 @@ def small_and_worse() -> Training:
     return small_at_first(1.0)
 
 
-def from_nothing() -> Training:
+def from_nothing(first: float = 0.04) -> Training:
     """A head that begins at exactly zero: its size at the second step is that of its first update."""
-    run = thrown_off(first=0.4)
+    run = thrown_off(first=first)
     run.change(lambda r: r.update(normal(0.0)), kind="weight", module="head", step=0)
     return run
 
@@ -254,6 +254,8 @@ FIRING = {
     "thrown_off": Sample(thrown_off, module="head", kind="update", severity="warning",
                          says=("the first 3 steps", "limit 0.5", "more than doubled")),
     "a_long_bump": Sample(lambda: a_bump(until=14), module="head", severity="warning", says=("more than doubled",)),
+    "too_far_from_nothing": Sample(lambda: from_nothing(0.4), module="head", severity="warning",
+                                   says=("3.2 of a usual initial RMS of 0.12", "limit 0.5", "more than doubled")),
     "diverges": Sample(diverges, module="head", severity="warning",
                        says=("grows 1.5 times per step", "1.2 times the largest stable one, 0.08")),
     "never_fell": Sample(never_fell, module="head", severity="warning",

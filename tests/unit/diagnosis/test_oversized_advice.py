@@ -135,3 +135,37 @@ def test_a_first_update_that_was_not_recorded_is_not_the_one_measured(tmp_path: 
     assert known.title.startswith("the first steps change")
     assert later.title.startswith("steps 1 to 2 change `")
     assert "In the median of steps 1 to 2, each step changed" in later.message
+
+
+def in_groups(run: Training, rates: tuple[float, ...]) -> Training:
+    """The head is alone in parameter group 1."""
+    [optimizer], [root] = run.facts["optimizers"], run.facts["roots"]
+    groups = [{**optimizer["groups"][0], "lr": rate} for rate in rates]
+    parameters = [{**p, "group": [0, int(len(rates) > 1 and p["module"] == "head")]} for p in root["parameters"]]
+    run.facts = {
+        **run.facts,
+        "optimizers": [{**optimizer, "groups": groups}],
+        "roots": [{**root, "parameters": parameters}],
+    }
+    for row in run.step_rows.values():
+        row.update(lr=max(rates), lrs=list(rates))
+    return run
+
+
+def test_a_parameter_group_is_named(tmp_path: Path) -> None:
+    run = in_groups(updates(0.9), (0.5, 0.25, 1e-3))
+    [finding] = [f for f in diagnose(run.write(tmp_path / "run")).findings if f.code == "PD504"]
+
+    assert "at a learning rate of 0.25." in finding.message
+    assert "in parameter group 1 of AdamW#0 (learning rate of the others: 0.5, 0.001)" in finding.message
+    [lower] = finding.prescriptions
+    assert lower.title.startswith("learning rate of parameter group 1 x 0.02 (0.25 -> 0.005)")
+    assert "optimizer.param_groups[1]['lr'] *= 0.02" in (lower.snippet or "")
+
+
+def test_a_single_parameter_group_has_no_number(tmp_path: Path) -> None:
+    run = in_groups(updates(0.9), (0.25,))
+    [finding] = [f for f in diagnose(run.write(tmp_path / "run")).findings if f.code == "PD504"]
+
+    assert "parameter group" not in finding.message
+    assert finding.evidence["parameter_group"] is None
