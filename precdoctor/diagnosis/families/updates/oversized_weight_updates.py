@@ -19,6 +19,7 @@ from precdoctor.diagnosis.families.updates.oversized_weight_updates_decay import
 from precdoctor.diagnosis.families.updates.oversized_weight_updates_rates import (
     Rates,
     came_back,
+    fell_to_a_tenth,
     gentler_start,
     lower_rate,
     never_came_back,
@@ -46,13 +47,14 @@ count only if the share is 1.5 times that of as many updates in random direction
 
 The first `early_steps` steps, of the run or at half of the largest learning rate or more (behind a warm-up), count
 alone if they threw the run off: the median of their updates is `early_ratio` or more of the weight's initial RMS, and
-the loss went wrong afterwards. Either it more than doubled, or it did not fall. A loss that more than doubled does not
-count if the run ended well and the loss came back: below its first value within three times as many steps, and `learnt`
-below that in the newer half, or to a tenth of it by then. It did not fall if the older or the
+the loss went wrong afterwards. Either it more than doubled, or it did not fall. It did not fall if the older or the
 newer half of the run, without its first eighth, is less than `learnt` below the first losses; or if the next three
 times as many steps are less than `stays` below the first of them, and `most` of all weight matrices are replaced so.
-Then the weight must also have grown to `outgrown` times its initial RMS, so that nothing is left of its
-initialisation.
+Then the weight must also have grown to `outgrown` times its initial RMS, so that nothing is left of its initialisation.
+
+The few steps behind the first ones do not count if the run ended well and made up for them. Either the newer half of
+its losses is at most a tenth of the first loss. Or the loss more than doubled, came back below the first within three
+times as many steps, and is `learnt` below it in the newer half.
 
 Weights that were initialised to nothing (RMS times the square root of the fan-in below `sized`) have no size of their
 own. Their first updates, and their growth, are compared with the size of a usual initialisation, 1 / sqrt(fan-in). If
@@ -167,9 +169,10 @@ def _replaced_since(view: RunView, options: Options, since: int) -> _Start | Non
         well = [s.loss for s in later if s.loss is not None and is_well(view, process, s)]
         losses = well[: sum(s.loss is not None and is_well(view, process, s) for s in early)]
         few = 1 if any(not is_well(view, process, s) for s in early[: 2 * count + 1]) else count
-        if len(losses) > few and losses[0] > 0.0:
+        ended_well = not never_came_back(view, process)
+        if len(losses) > few and losses[0] > 0.0 and not (ended_well and fell_to_a_tenth(well)):
             doubled = median(losses[1 : count + 1]) > 2.0 * losses[0]
-            worse = worse or (doubled and not came_back(view, process, well, count, options["learnt"]))
+            worse = worse or (doubled and not (ended_well and came_back(well, count, options["learnt"])))
             stayed = stayed or median(losses[1:]) > (1.0 - options["stays"]) * losses[0]
     least = options["sized"] * (0.25 if never_was_below(view) else 1.0)
     every = survey_weights(view, first=count, since=since, sized=least)

@@ -212,15 +212,24 @@ def never_came_back(view: RunView, process: Process) -> bool:
     return bool(losses) and median(losses[-8:]) > 2.0 * losses[0] > 0.0
 
 
-def came_back(view: RunView, process: Process, losses: Sequence[float], count: int, learnt: float) -> bool:
+def came_back(losses: Sequence[float], count: int, learnt: float) -> bool:
     """Return whether a loss that more than doubled in ``count`` steps did the run no harm.
 
     It came back below its first value within three times as many steps, and is the share ``learnt`` below that in the
-    newer half; or it fell to a tenth. The run also ended well.
+    newer half.
     """
-    behind, left = losses[2 * count + 1 : 3 * count + 1], median(losses[len(losses) // 2 :]) / losses[0]
-    at_once = len(behind) == count and median(behind) < losses[0]
-    return left <= (1.0 - learnt if at_once else _LEFT) and not never_came_back(view, process)
+    behind = losses[2 * count + 1 : 3 * count + 1]
+    return len(behind) == count and median(behind) < losses[0] and _left(losses) <= 1.0 - learnt
+
+
+def fell_to_a_tenth(losses: Sequence[float]) -> bool:
+    """Return whether the newer half of the losses is at most a tenth of the first one, whatever came between."""
+    return _left(losses) <= _LEFT
+
+
+def _left(losses: Sequence[float]) -> float:
+    """Return the share of the first loss that is left in the newer half."""
+    return median(losses[len(losses) // 2 :]) / losses[0]
 
 
 def nothing_learnt(view: RunView, count: int, learnt: float) -> bool:
