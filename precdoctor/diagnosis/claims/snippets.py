@@ -62,8 +62,10 @@ def bfloat16_autocast(device: str) -> str:
     )
 
 
-def lower_rate(factor: float) -> str:
-    """Multiply every learning rate, once."""
+def lower_rate(factor: float, group: int | None = None) -> str:
+    """Multiply every learning rate, or that of one parameter group, once."""
+    if group is not None:
+        return f"optimizer.param_groups[{group}]['lr'] *= {factor!r}  # once, before a scheduler is made\n"
     return f"for group in optimizer.param_groups:  # once, before a scheduler is made\n    group['lr'] *= {factor!r}\n"
 
 

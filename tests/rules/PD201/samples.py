@@ -48,6 +48,13 @@ def flushed_whole() -> Training:
     return run.change(lambda r: r.update(nothing), kind="grad_output", module="blocks.0.attn.proj")
 
 
+def vanishes_at_once() -> Training:
+    """A twentieth is flushed at first, and nothing is left one step further."""
+    run = gradients(lambda rng: rng.normal(0, 4e-7, N))
+    nothing = histogram(np.zeros(N, np.float16)) | {"exp_lo": None, "exp_hist": None}
+    return run.change(lambda r: r.update(nothing), kind="grad_output", module="blocks.0.attn.proj")
+
+
 def relu_zeros() -> Training:
     return gradients(lambda rng: rng.normal(0, 1e-3, N) * (rng.random(N) < 0.1))
 
@@ -109,6 +116,9 @@ FIRING = {
     "flushed_whole": Sample(flushed_whole, module="blocks.0.attn.proj", says=("No element survived",)),
     "loud_channel": Sample(
         loud_channel, module="blocks.0.mlp.up", says=("of the module's weight gradient exactly zero",)
+    ),
+    "vanishes_at_once": Sample(
+        vanishes_at_once, module="blocks.0.attn.proj", severity="error", says=("Rounding to float16 set 100 %",)
     ),
     "dies_upstream": Sample(dies_upstream, module="blocks.0.mlp.up", says=("2 gradients of 8 above",)),
 }

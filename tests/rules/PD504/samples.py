@@ -4,9 +4,9 @@ from tests.support.samples import Sample
 from tests.support.training import FACTS, Training, normal
 
 
-def updates(sigma: float, until: int = 12) -> Training:
+def updates(sigma: float, until: int = 12, steps: int = 12) -> Training:
     """Updates of the head (weights have RMS 1) up to step ``until``."""
-    run = Training()
+    run = Training(steps=steps)
     for step, rows in run.tensors.items():
         for row in rows:
             if step < until and row["kind"] == "update" and row["module"] == "head":
@@ -14,9 +14,9 @@ def updates(sigma: float, until: int = 12) -> Training:
     return run
 
 
-def thrown_off(first: float = 0.8, loss: float = 9.0) -> Training:
+def thrown_off(first: float = 0.8, loss: float = 9.0, steps: int = 12) -> Training:
     """Replaced in its first steps only, and the loss goes up behind them."""
-    run = updates(first, until=3)
+    run = updates(first, until=3, steps=steps)
     for step, row in run.step_rows.items():
         row.update(loss=3.0 if step == 0 else loss)
     return run
@@ -103,6 +103,18 @@ def learnt_nevertheless() -> Training:
     return run
 
 
+def a_bump(until: int = 7, left: float = 0.5) -> Training:
+    """The loss triples in the first steps, is below its first value after ``until`` and has this share of it left."""
+    run = thrown_off(steps=40)
+    for step, row in run.step_rows.items():
+        row.update(loss=row["loss"] if step < until else 3.0 * left)
+    return run
+
+
+def a_long_bump_and_learnt() -> Training:
+    return a_bump(until=14, left=0.05)
+
+
 def without_warm_up() -> Training:
     """After the first step the weight is as large as its updates: it is the initial weight that they outweigh."""
     run = thrown_off(first=0.4)
@@ -135,9 +147,9 @@ def small_and_worse() -> Training:
     return small_at_first(1.0)
 
 
-def from_nothing() -> Training:
+def from_nothing(first: float = 0.04) -> Training:
     """A head that begins at exactly zero: its size at the second step is that of its first update."""
-    run = thrown_off(first=0.4)
+    run = thrown_off(first=first)
     run.change(lambda r: r.update(normal(0.0)), kind="weight", module="head", step=0)
     return run
 
@@ -241,6 +253,9 @@ FIRING = {
     "replaced_from_nothing": Sample(lambda: wanders_from_nothing(0.3), module="head", severity="warning"),
     "thrown_off": Sample(thrown_off, module="head", kind="update", severity="warning",
                          says=("the first 3 steps", "limit 0.5", "more than doubled")),
+    "a_long_bump": Sample(lambda: a_bump(until=14), module="head", severity="warning", says=("more than doubled",)),
+    "too_far_from_nothing": Sample(lambda: from_nothing(0.4), module="head", severity="warning",
+                                   says=("3.2 of a usual initial RMS of 0.12", "limit 0.5", "more than doubled")),
     "diverges": Sample(diverges, module="head", severity="warning",
                        says=("grows 1.5 times per step", "1.2 times the largest stable one, 0.08")),
     "never_fell": Sample(never_fell, module="head", severity="warning",
@@ -278,6 +293,8 @@ HEALTHY = {
         one_pruned_layer,
         large_at_first,
         a_bias,
+        a_bump,
+        a_long_bump_and_learnt,
         large_at_first_without_harm,
         from_zero,
         from_nothing,

@@ -21,10 +21,20 @@ def test_a_run_that_never_came_back_wants_a_lower_rate_first(tmp_path: Path) -> 
     assert warm_up.startswith("warm up from")
 
 
+def came_back_at(step: int) -> Training:
+    """Thrown off in its first steps, and above its first loss until this step."""
+    run = thrown_off(steps=40)
+    for row in run.step_rows.values():
+        row["loss"] = 1.0 if row["step"] >= step else row["loss"]
+    return run
+
+
+def test_one_that_came_back_at_once_is_not_reported(tmp_path: Path) -> None:
+    assert [f.code for f in diagnose(came_back_at(7).write(tmp_path / "run")).findings] == []
+
+
 def test_one_that_came_back_wants_a_warm_up(tmp_path: Path) -> None:
-    run = thrown_off()
-    for step in range(6, run.steps):
-        run.step_rows[step]["loss"] = 1.0
+    run = came_back_at(10)
 
     [only] = advice(run, tmp_path / "run")
     assert only.startswith("warm up from")
@@ -64,13 +74,13 @@ def test_a_warm_up_that_is_there_is_made_longer_or_its_peak_lower(tmp_path: Path
 
 
 def test_a_long_warm_up_is_made_longer_by_what_the_updates_are_too_large(tmp_path: Path) -> None:
-    run = warmed_up(100, peak=10.0)
-    for row in run.step_rows.values():
-        row["loss"] = 1.0 if row["step"] > 5 else row["loss"]
+    run = came_back_at(10)
+    for step, row in run.step_rows.items():
+        row["lr"] = max(1e-6, 0.1 * step)
 
     longer, lower = advice(run, tmp_path / "run")
-    assert longer == "warm up over 1,000 steps, not 11"  # as far as the run came
-    assert lower.startswith("learning rate x 0.02 (peak 1.1 -> ")
+    assert longer == "warm up over 1,950 steps, not 39"  # as far as the run came, by the inverse of the factor
+    assert lower.startswith("learning rate x 0.02 (peak 3.9 -> ")
 
 
 def test_the_rate_of_the_newer_half_is_not_that_of_a_schedule_that_has_ended(tmp_path: Path) -> None:
@@ -125,3 +135,37 @@ def test_a_first_update_that_was_not_recorded_is_not_the_one_measured(tmp_path: 
     assert known.title.startswith("the first steps change")
     assert later.title.startswith("steps 1 to 2 change `")
     assert "In the median of steps 1 to 2, each step changed" in later.message
+
+
+def in_groups(run: Training, rates: tuple[float, ...]) -> Training:
+    """The head is alone in parameter group 1."""
+    [optimizer], [root] = run.facts["optimizers"], run.facts["roots"]
+    groups = [{**optimizer["groups"][0], "lr": rate} for rate in rates]
+    parameters = [{**p, "group": [0, int(len(rates) > 1 and p["module"] == "head")]} for p in root["parameters"]]
+    run.facts = {
+        **run.facts,
+        "optimizers": [{**optimizer, "groups": groups}],
+        "roots": [{**root, "parameters": parameters}],
+    }
+    for row in run.step_rows.values():
+        row.update(lr=max(rates), lrs=list(rates))
+    return run
+
+
+def test_a_parameter_group_is_named(tmp_path: Path) -> None:
+    run = in_groups(updates(0.9), (0.5, 0.25, 1e-3))
+    [finding] = [f for f in diagnose(run.write(tmp_path / "run")).findings if f.code == "PD504"]
+
+    assert "at a learning rate of 0.25." in finding.message
+    assert "in parameter group 1 of AdamW#0 (learning rate of the others: 0.5, 0.001)" in finding.message
+    [lower] = finding.prescriptions
+    assert lower.title.startswith("learning rate of parameter group 1 x 0.02 (0.25 -> 0.005)")
+    assert "optimizer.param_groups[1]['lr'] *= 0.02" in (lower.snippet or "")
+
+
+def test_a_single_parameter_group_has_no_number(tmp_path: Path) -> None:
+    run = in_groups(updates(0.9), (0.25,))
+    [finding] = [f for f in diagnose(run.write(tmp_path / "run")).findings if f.code == "PD504"]
+
+    assert "parameter group" not in finding.message
+    assert finding.evidence["parameter_group"] is None

@@ -43,7 +43,8 @@ and so does the flushed share of its total magnitude. Gradients in which a few e
 logits of a confident classifier, lose little magnitude. They are exempt unless the gradient of the module's weight has
 more zeros than other reasons explain: a channel that is flushed on every sample leaves zeros there, scattered elements
 leave none. A tensor that is zero throughout counts only if the gradient before it in the backward pass was already
-dying.
+dying. The finding names the gradient that lost the largest share of its elements and survives. Where gradients vanish
+at once (some are zero throughout, and no other lost `error_share` of its elements), it names the first of zeros only.
 
 If no such tensor is found, deep scans are asked (see `record --deep-scan`): an op of the backward pass counts if it
 flushed half of the non-zero elements and an eighth of the magnitude of a gradient, on at least two scanned steps. The
@@ -103,7 +104,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, GradientSeries], options: Options) -> Finding:
-    key, tensor = max(guilty.items(), key=lambda item: (not item[1].dead, item[1].share))
+    key, tensor = _most_lost(view, guilty, options["error_share"])
     process, step = tensor.worst
     rows = view.rows(process, step)
     row = next(r for r in rows if r.key == key)
@@ -153,6 +154,18 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
         },
         prescription=prescribe_scale(view, tensor.fmt, current, chosen),
     )
+
+
+def _most_lost(view: RunView, guilty: Mapping[Key, GradientSeries], grave: float) -> tuple[Key, GradientSeries]:
+    """Return the gradient that lost most and survives; where gradients vanish at once, the first of zeros only.
+
+    They vanish at once if none lost the share ``grave`` of its elements or more without losing all.
+    """
+    gone = {k: t for k, t in guilty.items() if t.dead and t.share >= 1.0}
+    if not gone or any(grave <= t.share < 1.0 for t in guilty.values()):
+        return max(guilty.items(), key=lambda item: (not item[1].dead, item[1].share))
+    order = {r.key: r.position for r in view.rows(*next(iter(gone.values())).worst)}
+    return min(gone.items(), key=lambda item: order.get(item[0], math.inf))
 
 
 def _channel_words(lost: float) -> str:

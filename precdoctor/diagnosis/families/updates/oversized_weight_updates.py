@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
-
-import numpy as np
 
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, grown_since, thrown_off_before, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.updates.oversized_weight_updates_decay import (
-    Sized,
     decay_finding,
     penalty_finding,
     strongest_decay,
@@ -23,6 +18,8 @@ from precdoctor.diagnosis.families.updates.oversized_weight_updates_decay import
 )
 from precdoctor.diagnosis.families.updates.oversized_weight_updates_rates import (
     Rates,
+    came_back,
+    fell_to_a_tenth,
     gentler_start,
     lower_rate,
     never_came_back,
@@ -33,12 +30,11 @@ from precdoctor.diagnosis.families.updates.oversized_weight_updates_rates import
     start_words,
     warmed_up,
 )
-from precdoctor.diagnosis.survey.frames import AT, PARAMETER, Ints, by_kind, finite, firsts, groups, parameters, rows_of
+from precdoctor.diagnosis.families.updates.oversized_weight_updates_weights import Weight, survey_weights
 from precdoctor.diagnosis.survey.healthy_steps import is_well
-from precdoctor.diagnosis.survey.histories import by_optimizer, newer_half, watched_steps
-from precdoctor.diagnosis.survey.measures import Floats, column
+from precdoctor.diagnosis.survey.histories import by_optimizer
 from precdoctor.diagnosis.survey.parameters import parameter_label, worst_parameters
-from precdoctor.diagnosis.survey.rows import Parameter, tensor_evidence, tensor_location, text
+from precdoctor.diagnosis.survey.rows import Parameter, tensor_evidence, tensor_location
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 PAGE = RulePage(
@@ -54,9 +50,15 @@ alone if they threw the run off: the median of their updates is `early_ratio` or
 the loss went wrong afterwards. Either it more than doubled, or it did not fall. It did not fall if the older or the
 newer half of the run, without its first eighth, is less than `learnt` below the first losses; or if the next three
 times as many steps are less than `stays` below the first of them, and `most` of all weight matrices are replaced so.
-Then the weight must also have grown to `outgrown` times its initial RMS, so that nothing is left of its
-initialisation. Weights that were initialised to almost nothing (RMS times the square root of the fan-in below `sized`)
-have nothing to lose. If the loss was above its first value in each quarter of the run, a quarter of `sized` is enough.
+Then the weight must also have grown to `outgrown` times its initial RMS, so that nothing is left of its initialisation.
+
+The few steps behind the first ones do not count if the run ended well and made up for them. Either the newer half of
+its losses is at most a tenth of the first loss. Or the loss more than doubled, came back below the first within three
+times as many steps, and is `learnt` below it in the newer half.
+
+Weights that were initialised to nothing (RMS times the square root of the fan-in below `sized`) have no size of their
+own. Their first updates, and their growth, are compared with the size of a usual initialisation, 1 / sqrt(fan-in). If
+the loss was above its first value in each quarter of the run, a quarter of `sized` is enough for an own size.
 
 The rule also reports weight decay that outruns the gradient. The optimizer takes the share `decay` of every weight or
 more away per step (learning rate times weight decay, over 1 - momentum under SGD), and half of the weight matrices have
@@ -96,60 +98,6 @@ average over 1 / (learning rate x weight decay) steps, which should be thousands
         "You et al., Large Batch Training of Convolutional Networks (LARS), arXiv:1708.03888",
     ),
 )
-_COLUMNS = ("module_class", "nan", "pos_inf", "neg_inf")
-#: Up to this many times 1 / sqrt(n), n updates in random directions are the weight's size. Chosen empirically.
-_WANDERS = 1.5
-
-
-@dataclass(frozen=True)
-class _Weight(Sized):
-    """A weight matrix and its updates.
-
-    Attributes:
-        ratios: RMS of each update over that of the weight (of the initial weight, for the first steps), by step.
-        rows: rank, attempt and step of each ratio, shape ``(ratios, 3)``.
-        since: the first examined step that recorded the weight.
-    """
-
-    fan_in: float
-    ratios: Floats
-    rows: Ints
-    since: int
-
-    @property
-    def ratio(self) -> float:
-        """Median ratio; the lower of two middle ones, because in a run that explodes their mean is the explosion."""
-        return float(self.ratios[self._middle])
-
-    @property
-    def middle(self) -> tuple[Process, int]:
-        """Process and step of the median ratio."""
-        return self.place(self._middle)
-
-    @property
-    def _middle(self) -> int:
-        return int(np.argsort(self.ratios, kind="stable")[(self.ratios.size - 1) // 2])
-
-    @property
-    def last(self) -> tuple[Process, int]:
-        """Process and step of the last ratio."""
-        return self.place(int(self.rows[:, 2].argmax()))
-
-    def finds_its_size(self, sized: float) -> bool:
-        """Return whether a weight that began at almost nothing has made so few updates that these are its size.
-
-        Updates in random directions sum to the square root of their number.
-        """
-        return self.unit_gain < sized and self.ratio * math.sqrt(max(1, self.middle[1] - self.since)) < _WANDERS
-
-    def place(self, row: int) -> tuple[Process, int]:
-        rank, attempt, step = self.rows[row].tolist()
-        return Process(rank, attempt), step
-
-    @property
-    def unit_gain(self) -> float:
-        """Gain for unit noise before the first examined step: of order 1 with any usual initialisation."""
-        return self.first * math.sqrt(self.fan_in)
 
 
 class _Start(NamedTuple):
@@ -161,7 +109,7 @@ class _Start(NamedTuple):
         rate_itself: the rate stays too large after the first steps, so that a gentler start does not help.
     """
 
-    weights: Mapping[Parameter, _Weight]
+    weights: Mapping[Parameter, Weight]
     harm: str
     behind: str
     rate_itself: bool = False
@@ -169,7 +117,7 @@ class _Start(NamedTuple):
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the weight that is replaced fastest."""
-    weights = _survey(view)
+    weights = survey_weights(view)
     if not weights:
         return Checked.not_applicable("no weight matrix was recorded together with its update")
     steps = max(w.ratios.size for w in weights.values())
@@ -177,7 +125,7 @@ def check(view: RunView, options: Options) -> Checked:
     if (decayed := _find_decay(view, options)) is not None:
         return Checked([decayed], f"{seen}: weights decay to nothing")
     large = {p: w for p, w in weights.items() if w.ratios.size >= options["min_steps"] and w.ratio >= options["ratio"]}
-    guilty: Mapping[Parameter, _Weight] = {p: w for p, w in large.items() if not w.finds_its_size(options["sized"])}
+    guilty: Mapping[Parameter, Weight] = {p: w for p, w in large.items() if not w.finds_its_size(options["sized"])}
     start = None if guilty else _replaced_at_start(view, options)
     if not guilty and start is None:
         few = steps < options["min_steps"]
@@ -195,7 +143,7 @@ def _find_decay(view: RunView, options: Options) -> Finding | None:
     decay = decay if decay is not None and decay.share >= options["decay"] else None
     if decay is None and penalty is None:
         return None
-    sizes = {p: w for p, w in _survey(view, first=int(options["min_steps"])).items() if w.first > 0.0}
+    sizes = {p: w for p, w in survey_weights(view, first=int(options["min_steps"])).items() if w.first > 0.0}
     shrunk = {p: w for p, w in sizes.items() if w.final <= options["shrunk"] * w.first}
     if not shrunk or 2 * len(shrunk) < len(sizes):
         return None
@@ -216,25 +164,31 @@ def _replaced_since(view: RunView, options: Options, since: int) -> _Start | Non
     count, behind = int(options["early_steps"]), " at the full rate" if since > view.steps["step"].min() else ""
     worse = stayed = False
     for (process, _), steps in by_optimizer(view).items():
-        early = [s for s in steps if s.step >= since][: 3 * count + 1]
-        losses = [s.loss for s in early if s.loss is not None and is_well(view, process, s)]
+        later = [s for s in steps if s.step >= since]
+        early = later[: 3 * count + 1]
+        well = [s.loss for s in later if s.loss is not None and is_well(view, process, s)]
+        losses = well[: sum(s.loss is not None and is_well(view, process, s) for s in early)]
         few = 1 if any(not is_well(view, process, s) for s in early[: 2 * count + 1]) else count
-        if len(losses) > few and losses[0] > 0.0:
-            worse = worse or median(losses[1 : count + 1]) > 2.0 * losses[0]
+        ended_well = not never_came_back(view, process)
+        if len(losses) > few and losses[0] > 0.0 and not (ended_well and fell_to_a_tenth(well)):
+            doubled = median(losses[1 : count + 1]) > 2.0 * losses[0]
+            worse = worse or (doubled and not (ended_well and came_back(well, count, options["learnt"])))
             stayed = stayed or median(losses[1:]) > (1.0 - options["stays"]) * losses[0]
     least = options["sized"] * (0.25 if never_was_below(view) else 1.0)
-    sized = {p: w for p, w in _survey(view, first=count, since=since).items() if w.unit_gain >= least}
-    large = {p: w for p, w in sized.items() if w.ratio >= options["early_ratio"]}
+    every = survey_weights(view, first=count, since=since, sized=least)
+    sized = sum(not w.from_nothing for w in every.values())
+    large = {p: w for p, w in every.items() if w.ratio >= options["early_ratio"]}
     if worse:
         return _Start(large, "The loss more than doubled after these steps.", behind) if large else None
-    outgrown = {p: w for p, w in large.items() if w.final >= options["outgrown"] * w.first}
+    outgrown = {p: w for p, w in large.items() if w.final >= options["outgrown"] * w.base}
     if not outgrown:
         return None
-    grown = max(w.final / w.first for w in outgrown.values())
-    left = f"nothing is left of {plural(len(outgrown), 'weight matrix')}: one ends at {grown:.2g} times its initial RMS"
+    most = max(outgrown.values(), key=lambda w: w.final / w.base)
+    size = f"{most.final / most.base:.2g} times {'a usual' if most.from_nothing else 'its'} initial RMS"
+    left = f"nothing is left of {plural(len(outgrown), 'weight matrix')}: one ends at {size}"
     if nothing_learnt(view, int(options["min_steps"]), options["learnt"]):
         return _Start(outgrown, f"For half of the run the loss did not fall, and {left}.", behind)
-    if stayed and len(outgrown) >= options["most"] * len(sized):
+    if stayed and sum(not w.from_nothing for w in outgrown.values()) >= options["most"] * max(1, sized):
         fell = f"the loss fell by less than {percent(options['stays'])}"
         return _Start(
             outgrown, f"In the next {plural(3 * count, 'step')} {fell}, and {left}.", behind, rate_itself=True
@@ -242,55 +196,31 @@ def _replaced_since(view: RunView, options: Options, since: int) -> _Start | Non
     return None
 
 
-def _survey(view: RunView, first: int | None = None, since: int = 0) -> Mapping[Parameter, _Weight]:
-    """Return weights with ratios on the newer half; with ``first``, on that many from ``since``, to the initial RMS."""
-    skipped = {s.step for steps in view.timeline.values() for s in steps if s.skipped}
-    steps = [s for s in watched_steps(view) if s not in skipped]
-    early, begins = newer_half(view, steps) if first is None else ([s for s in steps if s >= since][:first], steps[:1])
-    examined = sorted({*begins, *early, *steps[-1:]})
-    rows = view.measured(("rms", "dimensions", "fan_in"), ("weight", "update"), columns=_COLUMNS, steps=examined)
-    rows = rows[finite(rows) & rows["sum_sq"].notna() & (rows["dimensions"] >= 2)]
-    known, (before, update) = by_kind(rows, column(rows, "rms"), ("weight", "update"))
-    before, at = np.nan_to_num(before), known[list(AT)].to_numpy()
-    counted = ~np.isnan(update) & np.isin(at[:, 2], early)
-    ids = groups(known, PARAMETER)
-    one = known.iloc[firsts(ids)]
-    described = zip(parameters(one), one["module_class"], one["fan_in"], rows_of(ids, known["step"]), strict=True)
-    found = {}
-    for place, module_class, fan_in, own in described:
-        sized = own[before[own] > 0.0]
-        chosen = sized[counted[sized]] if first is None else own[counted[own] & (before[own].cumsum() > 0.0)]
-        if chosen.size:
-            # A weight that begins at zero has no size that its first updates could be too large for: ratio 0.
-            initial, final = float(before[own[0]]), float(before[sized[-1]])
-            ratios = update[chosen] / (before[chosen] if first is None else initial or math.inf)
-            found[place] = _Weight(text(module_class), initial, final, fan_in, ratios, at[chosen], int(at[own[0], 2]))
-    return found
-
-
 def _finding(
-    view: RunView, guilty: Mapping[Parameter, _Weight], total: int, options: Options, start: _Start | None
+    view: RunView, guilty: Mapping[Parameter, Weight], total: int, options: Options, start: _Start | None
 ) -> Finding:
     """Return the finding about ``guilty`` weights; ``start``: None if it is not about the first steps."""
     place, weight = max(guilty.items(), key=lambda item: item[1].ratio)
     process, step = weight.last
     row = next((r for r in view.rows(process, step) if r.kind == "update" and r.owner == place), None)
     name, measured, one = parameter_label(place), weight.rows[:, 2].tolist(), weight.ratios.size == 1
-    rates, diverging = rates_of(view, *weight.middle), stable_rate_of(view, process)
+    rates, diverging = rates_of(view, *weight.middle, guilty), stable_rate_of(view, process)
     if start is None:
-        limit, own, harm = options["ratio"], "own", ""
+        limit, size, harm = options["ratio"], "its own RMS", ""
         which = f"In the median of {plural(weight.ratios.size, 'step')} in the newer half, each step"
         title = f"each step replaces `{name}` by {weight.ratio:.2g} of itself"
     else:
-        limit, own, harm = options["early_ratio"], "initial", f" {start.harm}"
+        limit, harm, whose = options["early_ratio"], f" {start.harm}", "a usual" if weight.from_nothing else "its"
+        size = f"{whose} initial RMS{f' of {weight.base:.2g}' if weight.from_nothing else ''}"
         subject, which = start_words(view, measured, start.behind)
         which = f"{which[0].upper()}{which[1:]}" if one else f"In the median of {which}, each step"
-        title = f"{subject} {'changes' if one else 'change'} `{name}` by {weight.ratio:.2g} times its initial size"
+        title = f"{subject} {'changes' if one else 'change'} `{name}` by {weight.ratio:.2g} times {whose} initial size"
         title += "" if one else " each"
+    at_rate, in_group = (rates.words, rates.group_words) if rates is not None else ("", "")
     message = (
-        f"{which} changed `{name}` by {weight.ratio:.2g} of its {own} RMS (limit {limit:g}; about 1e-3 is usual)"
-        f"{rates.words if rates is not None else ''}. {plural(len(guilty), 'weight matrix')} of {total:,} above the "
-        f"limit.{harm}{f' {diverging.words}' if diverging is not None else ''}"
+        f"{which} changed `{name}` by {weight.ratio:.2g} of {size} (limit {limit:g}; about 1e-3 is usual)"
+        f"{at_rate}. {plural(len(guilty), 'weight matrix')} of {total:,} above the limit{in_group}.{harm}"
+        f"{f' {diverging.words}' if diverging is not None else ''}"
     )
     return RULE.finding(
         confidence=0.85 if weight.ratios.size >= 8 else 0.7,
@@ -302,6 +232,7 @@ def _finding(
             "limit": limit,
             "first_steps": measured if start is not None and not start.behind else None,
             "lr": rates.measured if rates is not None else None,
+            "parameter_group": rates.group if rates is not None else None,
             "warm_up_steps": rates.warm_up if rates is not None else 0,
             "weights": worst_parameters("update_to_weight", {p: w.ratio for p, w in guilty.items()}),
             "confidence_reason": "weights and updates are recorded as stored",
@@ -315,7 +246,7 @@ def _finding(
 
 
 def _prescribe(
-    view: RunView, process: Process, weight: _Weight, rates: Rates | None, options: Options, start: _Start | None
+    view: RunView, process: Process, weight: Weight, rates: Rates | None, options: Options, start: _Start | None
 ) -> tuple[Prescription, ...]:
     """Prescribe a lower rate first if the rate itself is too large, a warm-up if only the first updates were."""
     what = "update / weight" if start is None else "first updates / initial weight"

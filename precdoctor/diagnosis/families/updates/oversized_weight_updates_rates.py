@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -14,6 +14,8 @@ from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.healthy_steps import is_well
 from precdoctor.diagnosis.survey.histories import by_optimizer
+from precdoctor.diagnosis.survey.parameters import recorded_parameters
+from precdoctor.diagnosis.survey.rows import Parameter, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
@@ -25,11 +27,13 @@ _BELOW, _AT_PEAK = 0.5, 0.999
 #: Least number of losses in a quarter of a run, and the factor over the first loss that the noise of batches does not
 #: reach. Chosen empirically.
 _QUARTER, _ABOVE = 8, 1.1
+#: Share of the first loss that is left in a run that has learnt, whatever its first steps did. Chosen empirically.
+_LEFT = 0.1
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Learning rates of one optimizer of a process.
+    """Learning rates of one optimizer of a process, or of one of its parameter groups.
 
     Attributes:
         measured: on the examined step.
@@ -37,6 +41,9 @@ class Rates:
         peak: the largest of the run.
         last: on the last step.
         warm_up: steps of the rise to the peak; 0 if the rate begins at half of the peak or above, or falls in between.
+        optimizer: name of the optimizer.
+        group: number of the parameter group whose rates these are; None if the optimizer has one, or it is not known.
+        others: rates of the optimizer's other groups on the examined step.
     """
 
     measured: float
@@ -44,6 +51,17 @@ class Rates:
     peak: float
     last: float
     warm_up: int
+    optimizer: str = ""
+    group: int | None = None
+    others: tuple[float, ...] = ()
+
+    @property
+    def group_words(self) -> str:
+        """``, in parameter group 1 of AdamW#0 (other groups: 0.001)``; empty without a group."""
+        if self.group is None:
+            return ""
+        others = ", ".join(f"{r:.3g}" for r in dict.fromkeys(self.others))
+        return f", in parameter group {self.group} of {self.optimizer} (learning rate of the others: {others})"
 
     @property
     def words(self) -> str:
@@ -54,10 +72,15 @@ class Rates:
         return f", at a learning rate of {self.measured:.3g}; there is {warmed}"
 
 
-def rates_of(view: RunView, process: Process, step: int) -> Rates | None:
-    """Return the rates of the optimizer that makes ``step``; None if no rate of it above 0 was recorded."""
-    name = next((s.optimizer for s in view.timeline.get(process, ()) if s.step == step), None)
-    by_step = _rates_by_step(s for s in view.timeline.get(process, ()) if s.optimizer == name)
+def rates_of(view: RunView, process: Process, step: int, weights: Container[Parameter]) -> Rates | None:
+    """Return the rates of the optimizer that makes ``step``, or of its group that holds all ``weights``.
+
+    None if no rate above 0 was recorded.
+    """
+    steps = view.timeline.get(process, ())
+    name = next((s.optimizer for s in steps if s.step == step), "")
+    group = _shared_group(view, process, name, weights)
+    by_step = _rates_by_step((s for s in steps if s.optimizer == name), group)
     peak = max((rate for _, rate in by_step), default=0.0)
     if not peak:
         return None
@@ -65,7 +88,23 @@ def rates_of(view: RunView, process: Process, step: int) -> Rates | None:
     rising = all(a <= b for (_, a), (_, b) in pairwise(by_step[: at + 1]))
     warm_up = by_step[at][0] - by_step[0][0] if rising and by_step[0][1] < _BELOW * peak else 0
     measured = next((rate for s, rate in by_step if s == step and rate), peak)
-    return Rates(measured, by_step[0][1], peak, by_step[-1][1], warm_up)
+    lrs = next((s.lrs for s in steps if s.optimizer == name and s.step == step), ())
+    others = tuple(rate for i, rate in enumerate(lrs) if i != group and math.isfinite(rate))
+    return Rates(measured, by_step[0][1], peak, by_step[-1][1], warm_up, name, group, others)
+
+
+def _shared_group(view: RunView, process: Process, optimizer: str, weights: Container[Parameter]) -> int | None:
+    """Return the number of the optimizer's group that holds all ``weights``; None if it has no other with known rate.
+
+    Which group holds a weight is known from ``rank.json``, and the rate of each group from every step.
+    """
+    optimizers = view.facts(process).get("optimizers") or ()
+    held = {tuple(p.get("group") or ()) for place, p in recorded_parameters(view, process) if place in weights}
+    if len(held) != 1 or len(own := held.pop()) != 2 or not 0 <= own[0] < len(optimizers):
+        return None
+    counts = {len(s.lrs) for s in view.timeline.get(process, ()) if s.optimizer == optimizer}
+    known = text(optimizers[own[0]].get("name")) == optimizer and len(counts) == 1 and 0 <= own[1] < max(counts)
+    return int(own[1]) if known and max(counts) > 1 else None
 
 
 def warmed_up(view: RunView) -> int:
@@ -79,9 +118,10 @@ def warmed_up(view: RunView) -> int:
     return reached
 
 
-def _rates_by_step(steps: Iterable[StepFacts]) -> list[tuple[int, float]]:
-    """Return step and learning rate of the steps with a finite recorded rate."""
-    return [(s.step, s.lr) for s in steps if s.lr is not None and math.isfinite(s.lr)]
+def _rates_by_step(steps: Iterable[StepFacts], group: int | None = None) -> list[tuple[int, float]]:
+    """Return step and learning rate, of one parameter group if it is known, of the steps with a finite rate."""
+    rates = ((s.step, s.lr if group is None else s.lrs[group]) for s in steps)
+    return [(step, rate) for step, rate in rates if rate is not None and math.isfinite(rate)]
 
 
 def lower_rate(view: RunView, rates: Rates | None, ratio: float, target: float, what: str) -> Prescription:
@@ -89,14 +129,15 @@ def lower_rate(view: RunView, rates: Rates | None, ratio: float, target: float, 
     factor = rounded_down(target / ratio)
     groups = sum(len(o.get("groups") or ()) for o in view.optimizers)
     varies = rates is not None and min(rates.first, rates.last) < _AT_PEAK * rates.peak
-    shown = ""
-    if rates is not None and groups == 1:
+    group = rates.group if rates is not None else None
+    shown, whose = "", f" of parameter group {group}" if group is not None else ""
+    if rates is not None and (groups == 1 or rates.group is not None):
         shown = f" ({'peak ' if varies else ''}{rates.peak:.3g} -> {rates.peak * factor:.3g})"
     return Prescription(
-        title=f"learning rate x {factor:g}{shown}: {what} {ratio:.2g} -> {ratio * factor:.1g}",
-        change={"lr_factor": factor},
+        title=f"learning rate{whose} x {factor:g}{shown}: {what} {ratio:.2g} -> {ratio * factor:.1g}",
+        change={"lr_factor": factor} | ({"parameter_group": group} if group is not None else {}),
         predicted={"update_to_weight": {"from": ratio, "to": ratio * factor}},
-        snippet=snippets.lower_rate(factor),
+        snippet=snippets.lower_rate(factor, group),
     )
 
 
@@ -169,6 +210,26 @@ def never_came_back(view: RunView, process: Process) -> bool:
         return bool(steps)
     losses = [s.loss for s in steps if s.loss is not None and is_well(view, process, s)]
     return bool(losses) and median(losses[-8:]) > 2.0 * losses[0] > 0.0
+
+
+def came_back(losses: Sequence[float], count: int, learnt: float) -> bool:
+    """Return whether a loss that more than doubled in ``count`` steps did the run no harm.
+
+    It came back below its first value within three times as many steps, and is the share ``learnt`` below that in the
+    newer half.
+    """
+    behind = losses[2 * count + 1 : 3 * count + 1]
+    return len(behind) == count and median(behind) < losses[0] and _left(losses) <= 1.0 - learnt
+
+
+def fell_to_a_tenth(losses: Sequence[float]) -> bool:
+    """Return whether the newer half of the losses is at most a tenth of the first one, whatever came between."""
+    return _left(losses) <= _LEFT
+
+
+def _left(losses: Sequence[float]) -> float:
+    """Return the share of the first loss that is left in the newer half."""
+    return median(losses[len(losses) // 2 :]) / losses[0]
 
 
 def nothing_learnt(view: RunView, count: int, learnt: float) -> bool:
