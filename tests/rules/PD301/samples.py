@@ -33,6 +33,11 @@ def skips_every_step(steps: int = 14) -> Training:
     return scaled([2.0 ** (40 - k) for k in range(steps)], list(range(steps)))
 
 
+def pinned() -> Training:
+    """The script sets the scale on every step, whatever came of it."""
+    return scaled([2.0**15] + [2.0**18] * 39, list(range(40)))
+
+
 def ends_before_the_first_clean_step() -> Training:
     return skips_every_step(11)
 
@@ -183,6 +188,7 @@ FIRING = {
         never_grows_back, 9, evidence={"clean_between_skips": 9},
         says=("from 4 to 0.125", "never grew back: 9 clean steps", "growth interval is 1,000,000"),
     ),
+    "pinned": Sample(pinned, 0, says=("no weight has moved", "all 40 steps", "262144")),
     "skips_every_step": Sample(skips_every_step, 0, says=("no weight has moved", "all 14 steps", "limit 12")),
     "never_calibrates": Sample(never_calibrates, 0, says=("from 65536",)),
     "one_layer": Sample(

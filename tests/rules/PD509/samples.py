@@ -11,8 +11,8 @@ def stalled(**changes: Any) -> dict[str, Any]:
     """What an average in BF16 looks like under a decay of 0.999."""
     measured = {"dtype": "bfloat16", "moved": 1000, "stalled": 990, "of": 1000, "tensors": 4, "bits_missing": 2.5}
     where = {"phase": "script", "target": "state", "value": 0.06, "move": 3e-5}
-    return {**fact("stalled", "lerp_.Scalar", **{**measured, **where, **changes}), "root": "",
-            "module": ""}  # fmt: skip
+    found = fact("stalled", "lerp_.Scalar", **(told := {**measured, **where, **changes}))
+    return {**found, "root": "", "module": "", "data": {**found["data"], "dtype": told["dtype"]}}
 
 
 def moves_mostly() -> Training:

@@ -12,6 +12,14 @@ def rates(*values: float, steps: int = 40) -> Training:
     return run
 
 
+def per_micro_batch(micro_batches: int = 8, steps: int = 80) -> Training:
+    """A schedule of ``steps`` steps that is advanced on each micro-batch."""
+    run = rates(*[max(0.0, 1.0 - micro_batches * n / steps) for n in range(steps)], steps=steps)
+    for row in run.step_rows.values():
+        row["micro_steps"] = micro_batches
+    return run
+
+
 def warm_up_from_zero() -> Training:
     return rates(0.0, 1e-4, 1e-3)
 
@@ -36,6 +44,9 @@ FIRING = {
     "schedule_ran_out": Sample(
         lambda: rates(1e-3, 1e-4, 0.0), 2, module=None, kind=None, severity="warning", bare=True,
         says=("the last 38 of 40 steps", "limit 50 %"), evidence={"idle_steps": 38},
+    ),
+    "per_micro_batch": Sample(
+        per_micro_batch, 10, module=None, kind=None, severity="warning", bare=True, says=("the last 70 of 80 steps",)
     ),
     "decays_on_every_step": Sample(
         lambda: rates(*[0.5**n for n in range(60)], steps=60), 24, module=None, kind=None, severity="warning",

@@ -17,6 +17,50 @@ def tower(factor: float, *, layers: int = 8, start: float = 1.0, dtype: str = "f
     return run
 
 
+def residual_stack(factor: float, *, branch: float, backward: float, layers: int = 12) -> Training:
+    """Residual layers; per layer their outputs, what is inside of them, and gradients backwards grow by these."""
+    run = Training()
+    for step, rows in run.tensors.items():
+        for i in range(layers):
+            inner = (("norm", "LayerNorm", 0.9), ("fc", "Linear", 0.7 * branch**i))
+            for name, class_, rms in inner if branch == 1.0 else inner[1:]:
+                row = tensor(step, "output", f"stack.{i}.{name}", len(rows), module_class=class_)
+                rows.append(row | normal(rms))
+            for kind, rms in (("output", factor**i), ("grad_output", 1e-3 * backward**-i)):
+                row = tensor(step, kind, f"stack.{i}", len(rows), module_class="Residual")
+                rows.append(row | normal(rms))
+    return run
+
+
+def without_a_norm() -> Training:
+    return residual_stack(1.4, branch=1.4, backward=1.4)
+
+
+def a_stream_of_normed_branches() -> Training:
+    """A trained transformer: the last linear layers write more than the first, behind norms."""
+    return residual_stack(1.4, branch=1.0, backward=1.4)
+
+
+def level_gradients() -> Training:
+    """Heads beside one another, for targets of different size."""
+    return residual_stack(1.4, branch=1.4, backward=1.0)
+
+
+def a_few_layers_without_a_norm() -> Training:
+    return residual_stack(1.8, branch=1.8, backward=1.8, layers=7)
+
+
+def a_sum() -> Training:
+    """Equal branches that point the same way: each output is one branch larger than the one before."""
+    run = residual_stack(1.0, branch=1.0, backward=1.0)
+    for rows in run.tensors.values():
+        for row in rows:
+            if row["module"].startswith("stack."):
+                i = int(row["module"].split(".")[1])
+                row.update(normal(1e-3 / (1 + i) if row["kind"] == "grad_output" else 1.0 + i))
+    return run
+
+
 def cell(factor: float, calls: int = 16) -> Training:
     """A recurrent cell: each of its calls gives ``factor`` times what the one before gave."""
     run = Training()
@@ -96,6 +140,10 @@ FIRING = {
     "half_of_it_in_fp16": Sample(
         lambda: tower(2.4, start=10.0, dtype="float16"), module="tower.7", severity="warning",
     ),
+    "without_a_norm": Sample(
+        without_a_norm, module="stack.11", kind="output", severity="warning",
+        says=("limit 2^4", "1.4 per layer", "gradients grow"),
+    ),
     "a_recurrence": Sample(
         lambda: recurrence(20.0), 0, module=LAYER, severity="warning", bare=True,
         says=("activations grow 1.33 times per repetition", "limit 2^13"),
@@ -113,6 +161,10 @@ HEALTHY = {
     for f in (
         a_steady_cell,
         a_residual_stream,
+        a_stream_of_normed_branches,
+        level_gradients,
+        a_few_layers_without_a_norm,
+        a_sum,
         one_large_layer,
         near_the_end_of_fp16_but_level,
         frequencies,

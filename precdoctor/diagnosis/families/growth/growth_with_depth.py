@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
+from statistics import median
 
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.relations import anywhere, when
@@ -34,6 +37,11 @@ its format. A residual stream adds up: the RMS of L layers grows by about sqrt(L
 of 100 and more. That is no finding, unlike a factor that repeats from layer to layer. The calls of one module that a
 step calls at least `min_calls` times, as it does a recurrent cell, also form such a chain.
 
+`repeated_growth` binades are enough if nothing in the layers limits the factor. There are `min_repeated_layers` layers
+or more; the median layer repeats a factor that makes as much of outputs and, backwards, of gradients; and the outputs
+of all modules inside the layers grow as well. Where a norm keeps them level, a large stream does not make the branches
+larger.
+
 Inside a module an op that it repeats forms one (`nn.RNN`, a loop over time steps or iterations): the amax of its
 results grows by a factor, and not as a sum does, on half of the deep-scanned steps or more. Forward, the limits are the
 same, and what has grown must reach the module's output, not only a sine of it. Backward the limit is
@@ -49,10 +57,11 @@ Weights drawn with three times the standard deviation that keeps the size of act
 """,
     remedy="""
 Normalise between the layers, or draw the weights with a gain that fits the activation (`kaiming_normal_` for ReLU);
-scale the branches of a residual stack by 1/sqrt(2L) at the start. The finding states the excess gain of each layer.
+scale the branches of a residual stack by 1/sqrt(2L). The finding states the excess gain of each layer.
 """,
     confidence="""
-0.85; 0.7 if fewer than four steps were recorded or the chain has fewer than six layers, or one scan alone shows it.
+0.85; 0.7 if fewer than four steps were recorded or the chain has fewer than six layers, if one scan alone shows it, or
+if only the limit for a repeated factor is exceeded.
 """,
     references=(
         "He et al., Delving Deep into Rectifiers, arXiv:1502.01852 (initialisation that keeps the variance)",
@@ -60,6 +69,8 @@ scale the branches of a residual stack by 1/sqrt(2L) at the start. The finding s
     ),
 )
 
+#: A layer that returns more than this many times its branch adds its input. Chosen empirically.
+_MORE_THAN_BRANCH = 1.05
 #: Binades by which a module's output may lie below the results that have grown inside it. Chosen empirically.
 _AS_LARGE = 4.0
 
@@ -173,11 +184,13 @@ def _check_layers(view: RunView, options: Options) -> Checked:
         return Checked.not_applicable(f"no chain of {options['min_layers']:g} like layers")
     seen = f"the outputs along {plural(len(alive), 'chain')} of layers"
     guilty = [c for c in alive if _grows(c, options)]
-    if not guilty:
+    repeated = [] if guilty else [c for c in alive if _repeats_factor(view, c, alive, options)]
+    if not guilty and not repeated:
         most = max(map(_growth, alive))
         return Checked((), f"{seen}: {max(0.0, most):.1f} binades of growth in the worst (limit {options['growth']:g})")
-    worst = max(guilty, key=_growth)
-    return Checked([_finding(view, worst, options)], f"{_growth(worst):.0f} binades of growth in {seen}")
+    worst = max(guilty or repeated, key=lambda c: (0 if guilty else -c.pattern.count("."), _growth(c)))
+    scale = _branch_scale(worst, alive)
+    return Checked([_finding(view, worst, scale, options)], f"{_growth(worst):.0f} binades of growth in {seen}")
 
 
 def _link_name(chain: Chain, link: Link) -> str:
@@ -217,10 +230,57 @@ def _grows(chain: Chain, options: Options) -> bool:
     return _growth(chain) >= _least_growth(_headroom(chain), options)
 
 
-def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
+def _repeats_factor(view: RunView, chain: Chain, known: Sequence[Chain], options: Options) -> bool:
+    """Return whether every layer multiplies outputs, and gradients backwards, by a factor that no norm limits."""
+    if chain.of_calls or len(chain.alive) < options["min_repeated_layers"]:
+        return False
+    gradients = [c for c in chains(view, "grad_output", 2) if (c.root, c.pattern) == (chain.root, chain.pattern)]
+    ways = [_sizes(chain), *(_sizes(c)[::-1] for c in gradients)]
+    if len(ways) < 2 or any(rising_share(sizes) < options["consistent_share"] for sizes in ways):
+        return False
+    limit = options["repeated_growth"]
+    if any(min(_repeated_growth(sizes), math.log2(sizes[-1] / sizes[0])) < limit for sizes in ways):
+        return False
+    return all(_repeated_growth(_sizes(c)) >= limit / 2.0 for c in _inside(chain, known))
+
+
+def _repeated_growth(sizes: Sequence[float]) -> float:
+    """Return what the median factor from layer to layer makes over all layers, in binades.
+
+    For a sum of equal terms that is at most 2.9, however many there are.
+    """
+    return (len(sizes) - 1) * median(math.log2(b / a) for a, b in itertools.pairwise(sizes))
+
+
+def _inside(chain: Chain, known: Sequence[Chain]) -> list[Chain]:
+    """Return the chains of the same layers: of the layers themselves, and of each module inside them."""
+    layers = chain.pattern[: chain.pattern.index("*") + 1]
+    same = [c for c in known if c.root == chain.root and not c.of_calls and len(c.alive) == len(chain.alive)]
+    return [c for c in same if c.pattern == layers or c.pattern.startswith(f"{layers}.")]
+
+
+def _branch_scale(chain: Chain, known: Sequence[Chain]) -> float | None:
+    """Return the factor for the branches of a residual stack, 1 / sqrt(2 L); None if the layers have no residual.
+
+    A layer has one if it returns more than any module inside it: its input as well.
+    """
+    if chain.of_calls:
+        return None
+    own = [c for c in _inside(chain, known) if c.pattern.endswith("*")]
+    inner = [c for c in _inside(chain, known) if not c.pattern.endswith("*")]
+    if not own or not inner:
+        return None
+    branch = max(inner, key=lambda c: c.alive[-1].order or 0)
+    more = median(a.rms / b.rms for a, b in zip(own[0].alive, branch.alive, strict=True))
+    return (2.0 * len(chain.alive)) ** -0.5 if more > _MORE_THAN_BRANCH else None
+
+
+def _finding(view: RunView, chain: Chain, branch_scale: float | None, options: Options) -> Finding:
     alive = chain.alive
     first, last, grown, room = alive[0], alive[-1], _growth(chain), _headroom(chain)
-    gain = _gain(chain)
+    gain, whole = _gain(chain), _grows(chain, options)
+    limit = _least_growth(room, options) if whole else options["repeated_growth"]
+    back = "" if whole else ", and gradients grow as much backwards"
     step = watched_steps(view)[-1]
     mine = [r for r in view.any_rows(step) if r.kind == "output" and r.module in {k.module for k in alive}]
     row = next((r for r in mine if r.module == last.module and (r.call == last.index or not chain.of_calls)), None)
@@ -229,18 +289,18 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
     message = (
         f"Along {along} outputs grow from {first.rms:.3g} at {_link_name(chain, first)} to {last.rms:.3g} at "
         f"{_link_name(chain, last)} (RMS, median of {plural(chain.steps, 'step')}). That is growth by 2^{grown:.1f} "
-        f"(limit 2^{options['growth']:g}), a factor of {gain:.3g} per {each}. The last RMS is {room:.1f} binades below "
+        f"(limit 2^{limit:g}), a factor of {gain:.3g} per {each}{back}. The last RMS is {room:.1f} binades below "
         f"{last.dtype}'s largest number."
     )
     return RULE.finding(
-        confidence=0.85 if chain.steps >= 4 and len(alive) >= 6 else 0.7,
+        confidence=0.85 if whole and chain.steps >= 4 and len(alive) >= 6 else 0.7,
         title=f"activations grow {gain:.3g} times per {each}: {first.rms:.2g} at {_link_name(chain, first)}, "
         f"{last.rms:.2g} at {_link_name(chain, last)}",
         message=message,
         location=location(row, Phase.FORWARD, view.processes[0] if row is None else row.process, step),
         evidence={
             "growth_binades": grown,
-            "limit": options["growth"],
+            "limit": limit,
             "factor_per_layer": gain,
             "headroom_binades": room,
             "layers": chain.as_evidence()[:64],
@@ -248,7 +308,25 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
             "confidence_reason": f"it grows in {rising_share(_sizes(chain)):.0%} of the steps along them",
             **chain_evidence(row, mine),
         },
-        prescription=_prescribe(chain, first, last, gain, grown),
+        prescription=_prescribe(chain, first, last, gain, grown)
+        if branch_scale is None
+        else _prescribe_scale(chain, branch_scale, gain, grown),
+    )
+
+
+def _prescribe_scale(chain: Chain, scale: float, gain: float, grown: float) -> Prescription:
+    """Scale the branches of a residual stack: the factor per layer is sqrt(1 + b) for branches b times the input."""
+    per_layer = math.sqrt(1.0 + max(0.0, gain**2 - 1.0) * scale**2)
+    left = per_layer ** (len(chain.alive) - 1)
+    return Prescription(
+        title=f"multiply each branch by 1 / sqrt(2 * {len(chain.alive)}) = {scale:.2g}: last / first {2.0**grown:.2g} "
+        f"-> about {left:.2g}",
+        change={"modules": chain.pattern, "branch_scale": {"from": 1.0, "to": scale}},
+        predicted={"last_to_first_rms": {"from": 2.0**grown, "to": left}},
+        snippet=(
+            "def forward(self, x):  # of the layers; the output of the branch as it is now\n"
+            f"    return x + {scale:.2g} * self.branch(x)\n"
+        ),
     )
 
 
@@ -282,6 +360,10 @@ RULE = Rule(
                    "Chosen empirically: amax is commonly 4 to 8 times the RMS, and two binades vary between batches."),
         RuleOption("gradient_growth", 24.0, "binades", "Minimum growth of gradients over the repetitions of an op.",
                    "FP32 has 24 significant bits: added to the last share of a weight's gradient, the first is lost."),
+        RuleOption("repeated_growth", 4.0, "binades", "Minimum growth, forward and backward, by a repeated factor.",
+                   "A sum of L equal terms grows by 2.9 binades in L layers as large as its median one."),
+        RuleOption("min_repeated_layers", 8.0, "layers", "Minimum length of a chain that repeats a factor.",
+                   "Chosen empirically: 4 binades of fewer layers are a large factor in each.", 3.0),
         RuleOption("min_layers", 4.0, "layers", "Minimum length of a chain.", "A trend needs a few points.", 3.0),
         RuleOption("min_calls", 8.0, "calls", "Minimum number of calls of a module in a step, or of runs of an op.",
                    "A module that two or three inputs share is no recurrence.", 3.0),

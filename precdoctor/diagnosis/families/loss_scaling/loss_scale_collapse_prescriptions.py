@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -91,6 +92,8 @@ def _candidates(
         return
     if bound is not None and bound > 1.0:
         yield _without_bound(view, steps, bound)
+    elif end > 1.0 and _never_falls(steps):
+        yield _halve_after_skips(steps, end)
     elif end >= 1.0 and any(not s.skipped and s.loss_scale for s in steps):
         yield _lower_start(view, steps, end)
     if layer is not None and 2 * (saved := _mended_steps(view, steps, culprits)) >= examined:
@@ -121,6 +124,24 @@ def _lower_start(view: RunView, steps: Sequence[StepFacts], end: float) -> Presc
         change={"init_scale": target, "growth_interval": STOCK_INTERVAL},
         predicted={"skipped_steps": {"from": skipped, "to": over}},
         snippet=snippets.grad_scaler(view.device, target, STOCK_INTERVAL),
+    )
+
+
+def _never_falls(steps: Sequence[StepFacts]) -> bool:
+    """Return whether every step was skipped, and none of the skips lowered the scale."""
+    scales = [s.loss_scale or 0.0 for s in steps]
+    return all(s.skipped for s in steps) and all(a <= b for a, b in itertools.pairwise(scales))
+
+
+def _halve_after_skips(steps: Sequence[StepFacts], end: float) -> Prescription:
+    """Lower the scale after a skipped step; the predicted number of skips is that of halvings from ``end`` to 1."""
+    skipped, halvings = len(steps), math.ceil(math.log2(end))
+    return Prescription(
+        title=f"halve the scale after a skipped step, as `scaler.update()` without an argument does: skipped steps "
+        f"{skipped} -> at most {min(skipped, halvings)}",
+        change={"scale_after_skip": {"from": end, "to": end / 2.0}},
+        predicted={"skipped_steps": {"from": skipped, "to": min(skipped, halvings)}},
+        snippet="scaler.step(optimizer)\nscaler.update()  # no new scale given: it halves its own after a skip\n",
     )
 
 

@@ -15,7 +15,14 @@ from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.rows import Key, TensorRow, gradient_evidence, location, range_evidence
+from precdoctor.diagnosis.survey.rows import (
+    Key,
+    TensorRow,
+    gradient_evidence,
+    known_format,
+    location,
+    range_evidence,
+)
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 #: Number of steps whose rows are read, evenly spread; bounds the work.
@@ -26,6 +33,8 @@ _FLAT_BIN = 3
 _LEAST_BOUND, _TOP_BIN = 0.99, -1
 #: Minimum share of the gradient's zeros that these bins must account for: nearly all. Chosen empirically.
 _AT_BOUND = 0.9
+#: RMS from which an input counts as not normalised. Chosen empirically: normalised data have 1.
+_RAW_RMS = 4.0
 #: Maximum share of zeros in the gradient of the function's result, relative to the share in that of its operand; with
 #: more, the loss itself gives no gradient.
 _ARRIVING = 0.5
@@ -120,8 +129,7 @@ def saturated_finding(rule: Rule, view: RunView, found: Mapping[_Place, Saturate
     output, gradient = by_kind["output"], by_kind["grad_output"]
     zero, flat, rms = median(worst.zero), median(worst.flat), output.rms or 1.0
     name = module or root
-    binades = max(1, math.ceil(math.log2(rms)))
-    after = output.histogram[_FLAT_BIN + binades :].total / output.numel
+    raw = _raw_input(rows, output)
     return rule.finding(
         confidence=0.85 if len(worst.zero) >= _MAX_STEPS // 2 else 0.7,
         title=f"{percent(zero)} of the gradient of `{name}` is exactly zero: the function behind it is saturated",
@@ -143,15 +151,51 @@ def saturated_finding(rule: Rule, view: RunView, found: Mapping[_Place, Saturate
             "range": range_evidence(output),
             "confidence_reason": "zeros counted in the gradient, sizes in the output, the bound in the tensor after it",
         },
-        prescription=Prescription(
-            title=f"weights {2**binades} times smaller: saturated {percent(flat)} -> {percent(after)}",
-            change={"module": module, "initial_gain": {"divided_by": 2**binades}},
-            predicted={"saturated_share": {"from": flat, "to": after}},
-            snippet=(
-                "import torch\n\n"
-                f"layer = {module_expression(module)}\n"
-                "with torch.no_grad():  # before the first step\n"
-                f"    layer.weight.div_({2**binades})\n"
-            ),
+        prescription=_smaller_weights(output, flat) if raw is None else _normalised_input(raw, output, flat),
+    )
+
+
+def _raw_input(rows: Sequence[TensorRow], output: TensorRow) -> TensorRow | None:
+    """Return the model's input if the layer is the first to read it and it is too large for usual weights."""
+    own = [r for r in rows if r.root == output.root and r.order is not None and r.phase == "train"]
+    first = min((r for r in own if r.kind == "output"), key=lambda r: r.order or 0, default=None)
+    inputs = [r for r in own if r.kind == "batch" and known_format(r.dtype) is not None]
+    largest = max(inputs, key=lambda r: r.rms or 0.0, default=None)
+    large = largest is not None and (largest.rms or 0.0) >= _RAW_RMS
+    return largest if large and first is output else None
+
+
+def _after(output: TensorRow, divisor: float) -> float:
+    """Return the share of an output that is flat once it is divided by ``divisor``, in whole binades."""
+    return output.histogram[_FLAT_BIN + math.floor(math.log2(divisor)) :].total / output.numel
+
+
+def _normalised_input(raw: TensorRow, output: TensorRow, flat: float) -> Prescription:
+    """Normalise the input; smaller weights would keep its offset, and make what differs in it small."""
+    rms = raw.rms or 1.0
+    after = _after(output, rms)
+    return Prescription(
+        title=f"normalise the input of the model, RMS {rms:.3g} -> 1: saturated {percent(flat)} -> {percent(after)}",
+        change={"input_rms": {"from": rms, "to": 1.0}},
+        predicted={"saturated_share": {"from": flat, "to": after}},
+        snippet=(
+            "mean, std = data.mean(0), data.std(0)  # once, over the training data\n"
+            "x = (x - mean) / std.clamp(min=1e-6)  # in training and evaluation\n"
+        ),
+    )
+
+
+def _smaller_weights(output: TensorRow, flat: float) -> Prescription:
+    divisor = 2 ** max(1, math.ceil(math.log2(output.rms or 1.0)))
+    after = _after(output, divisor)
+    return Prescription(
+        title=f"weights {divisor} times smaller: saturated {percent(flat)} -> {percent(after)}",
+        change={"module": output.module, "initial_gain": {"divided_by": divisor}},
+        predicted={"saturated_share": {"from": flat, "to": after}},
+        snippet=(
+            "import torch\n\n"
+            f"layer = {module_expression(output.module)}\n"
+            "with torch.no_grad():  # before the first step\n"
+            f"    layer.weight.div_({divisor})\n"
         ),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
@@ -19,7 +20,8 @@ whose rate is always 0 are left out.
 """,
     matters="""
 These steps cost as much as any other and change no weight. The loss stops falling, which looks like convergence.
-Usually a schedule that counts epochs is advanced once per batch, or got the number of epochs as its length.
+Usually a schedule that counts epochs is advanced once per batch, or got the number of epochs as its length. With
+gradient accumulation, one that counts optimizer steps may be advanced once per micro-batch.
 """,
     example="""
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.9)
@@ -28,13 +30,16 @@ Usually a schedule that counts epochs is advanced once per batch, or got the num
         scheduler.step()   # belongs after the loop over the batches: after 160 of them the rate is 2^-24 of its start
 """,
     remedy="""
-Advance the schedule once per epoch, or give it the number of optimizer steps as its length.
+Advance the schedule once per epoch, or once per optimizer step and give it their number as its length.
 """,
     confidence="""
 0.9: the learning rate is recorded on every step. That nobody wanted to end the training there is an assumption.
 """,
     references=("PyTorch documentation: torch.optim, How to adjust learning rate",),
 )
+
+#: Factor by which a schedule may be longer or shorter than as many optimizer steps as the run has. Chosen empirically.
+_ABOUT_ONE = 1.5
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -75,13 +80,37 @@ def _finding(
             "last_rate": last,
             "confidence_reason": "the learning rate is recorded on every step",
         },
-        prescription=Prescription(
-            title=f"advance the schedule once per epoch, or stretch it over the run: idle steps {len(idle):,} -> 0",
-            change={"schedule": {"from": "per batch", "to": "per epoch"}},
-            predicted={"idle_steps": {"from": len(idle), "to": 0}},
-            snippet="for epoch in range(epochs):\n    for batch in loader:\n        ...\n        optimizer.step()\n"
-            "    scheduler.step()  # or after each batch, with a schedule as long as epochs * len(loader)\n",
-        ),
+        prescription=_per_update(known, idle) if _ran_per_micro_batch(known, idle) else _per_epoch(idle),
+    )
+
+
+def _ran_per_micro_batch(known: Sequence[StepFacts], idle: Sequence[StepFacts]) -> bool:
+    """Return whether the rate was gone after one step in k, at k micro-batches per step."""
+    micro_batches = median(s.micro_steps for s in known)
+    ran = (len(known) - len(idle)) * micro_batches / len(known)
+    return micro_batches >= 2.0 and 1.0 / _ABOUT_ONE <= ran <= _ABOUT_ONE
+
+
+def _per_update(known: Sequence[StepFacts], idle: Sequence[StepFacts]) -> Prescription:
+    micro_batches = median(s.micro_steps for s in known)
+    return Prescription(
+        title=f"advance the schedule once per optimizer step, not on each of its {micro_batches:g} micro-batches: idle "
+        f"steps {len(idle):,} -> 0",
+        change={"schedule": {"from": "per micro-batch", "to": "per optimizer step"}},
+        predicted={"idle_steps": {"from": len(idle), "to": 0}},
+        snippet=f"for i, batch in enumerate(loader, 1):\n    ...\n    if i % {micro_batches:g} == 0:\n"
+        "        optimizer.step()\n        scheduler.step()  # here, not after each backward()\n"
+        "        optimizer.zero_grad()\n",
+    )
+
+
+def _per_epoch(idle: Sequence[StepFacts]) -> Prescription:
+    return Prescription(
+        title=f"advance the schedule once per epoch, or stretch it over the run: idle steps {len(idle):,} -> 0",
+        change={"schedule": {"from": "per batch", "to": "per epoch"}},
+        predicted={"idle_steps": {"from": len(idle), "to": 0}},
+        snippet="for epoch in range(epochs):\n    for batch in loader:\n        ...\n        optimizer.step()\n"
+        "    scheduler.step()  # or after each batch, with a schedule as long as epochs * len(loader)\n",
     )
 
 
@@ -100,5 +129,5 @@ RULE = Rule(
     ),
     check=check,
     sampled_steps=False,
-    step_columns=("lr",),
+    step_columns=("lr", "micro_steps"),
 )  # fmt: skip

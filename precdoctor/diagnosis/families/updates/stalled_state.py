@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 
 from precdoctor.diagnosis.advice.wide_weights import wide_weights
@@ -120,15 +121,22 @@ def _decay(fact: Fact, steps: int) -> float:
     return float(1.0 - max(0.0, 1.0 - each) ** steps)
 
 
+def _bits_missing_in_fp32(fact: Fact, missing: float) -> float:
+    """Return how many bits below half an ulp of an FP32 element the write is; ``missing``: those below its own."""
+    fmt, value, move = known_format(text(fact.data.get("dtype"))), fact.number("value"), fact.number("move")
+    if fmt is None or value >= fmt.min_normal or move <= 0.0:
+        return missing - (FP32.mantissa_bits - (fmt.mantissa_bits if fmt is not None else 0))
+    normal = max(value, FP32.min_normal)  # below it, numbers are as far apart as just above it
+    return math.floor(math.log2(normal)) - FP32.mantissa_bits - 1 - math.log2(move)
+
+
 def _finding(view: RunView, group: Group, options: Options) -> Finding:
     fact = group.worst
     dtype, name, state = (text(fact.data.get(key)) for key in ("dtype", "name", "state"))
     share, missing = fact.share("stalled", "moved"), fact.number("bits_missing")
     own = f" (`{state}` of `{name}`)" if state else f" (`{name}`)" if name else ""
     what = _NOUNS.get(_target(fact), "a state") + own
-    fmt = known_format(dtype)
-    gained = FP32.mantissa_bits - (fmt.mantissa_bits if fmt is not None else 0)
-    left, short = max(0.0, missing - gained), _short(fact)
+    left, short = max(0.0, _bits_missing_in_fp32(fact, missing)), _short(fact)
     anew = _target(fact) == "weight" and short == "copy"
     gone = " The FP32 copy is made from them on every step: what they did not take up is gone." if anew else ""
     message = (
