@@ -333,7 +333,7 @@ def _replaced_finding(
         options: of the rule.
     """
     rows = gradients[(gradients["rank"] == process.rank) & (gradients["attempt"] == process.attempt)]
-    rows = rows[[place in replaced for place in parameters(rows)]]
+    rows = rows.loc[np.array([place in replaced for place in parameters(rows)], dtype=bool)]  # may be empty
     steps = sorted(set(rows["step"].tolist()))
     if len(steps) < options["min_steps"]:
         return None
