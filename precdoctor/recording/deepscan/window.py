@@ -106,17 +106,21 @@ class StepWindow:
         Tangents would be rounded in another way with a mode on the stack.
         """
         original: Callable[[], Any] = forward_ad.enter_dual_level
-        close = guarded(self._context)(self._close)
+        close = guarded(self._context)(self._make_way)
 
         @functools.wraps(original)
         def enter_dual_level() -> Any:
             if open_modes and not torch.compiler.is_compiling():
-                if self.is_open and self._thread == threading.get_ident():
-                    close()
-                retire_all()
+                close()
             return original()
 
         forward_ad.enter_dual_level = enter_dual_level
+
+    def _make_way(self) -> None:
+        """Close the window if it is this thread's, and retire our modes on top of the thread's stack."""
+        if self.is_open and self._thread == threading.get_ident():
+            self._close()
+        retire_all()
 
     def _optimizer_steps(self, optimizer: torch.optim.Optimizer) -> None:
         """Report to the mode that an optimizer is about to step."""

@@ -341,7 +341,7 @@ def _replaced_finding(
     weights = sorted(set(parameters(first)))
     labels = [parameter_label(p) for p in weights]
     count = len(weights)
-    shapes = "of the same shapes" if same else "of shapes that differ in one dimension"
+    shapes = "of the same shapes" if same else "whose shapes differ in one dimension"
     root = weights[0][0]
     modules = {module for _, module, _ in weights}
     module = modules.pop() if len(modules) == 1 else ""  # else the whole model is the place
@@ -351,9 +351,9 @@ def _replaced_finding(
         f"as many that no model has, {shapes}",
         message=(
             f"{named(labels)} got non-zero gradients on {plural(len(steps), 'sampled step')} (limit "
-            f"{options['min_steps']:g}), and no optimizer holds them. `{optimizer}` holds {count:,}, "
-            f"{shapes}, that belong to no model and had no gradient at its first step. Most likely the parameters "
-            "were replaced after the optimizer was made; those in the model stay as they are."
+            f"{options['min_steps']:g}), and no optimizer holds them. `{optimizer}` holds {count:,} "
+            f"others {shapes}; they belong to no model and had no gradient at its first step. Most likely the "
+            "parameters were replaced after the optimizer was made; those in the model stay as they are."
         ),
         location=tensor_location((root, module), "", "weight_grad", Phase.OPTIMIZER, process, steps[0]),
         evidence={
