@@ -97,7 +97,6 @@ def _stop_at(recorder: Recorder, steps: int) -> None:
 def _installed_for(run: Path, options: RecordOptions) -> Recorder:
     global _installed  # noqa: PLW0603 - torch's hooks are global to the process, and so is their owner
     attach.begin_here()
-    note_exits()
     recorder = Recorder(run, options)
     if not keyword_arguments_are_visible():  # calls a module, so it runs before our hooks exist
         recorder.warnings.append("keyword arguments of modules are not visible in this torch")
@@ -127,7 +126,8 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
                               instrumented=probes is not None)  # fmt: skip
         calls.install(forward.module_hooks.compiles)
         loss_code.forward_begins = optimizerless.forward_begins
-        guard = Guard(recorder, scene, scan.suspect)
+        guard = Guard(recorder, scene, loss_code, scan.suspect)
+        note_exits(guard.given_up.leaves)
         kept, early = KeptGradients(recorder), EarlyLook(recorder)
         BackwardHooks(recorder, optimizerless, abandoned, kept, loss_code, casts, guard, window,
                       forward.module_hooks, logits=logits, early=early).install()  # fmt: skip

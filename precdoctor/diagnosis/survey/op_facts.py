@@ -180,6 +180,8 @@ class Replay:
     bad_data: tuple[BadTensor, ...] = ()
     #: Whether the last batches of the data loaders were finite throughout; None if unknown.
     data_is_finite: bool | None = None
+    #: Whether the script has given the forward pass up: no backward pass or optimizer step followed it.
+    given_up: bool = False
 
 
 def reader_of(replay: Replay, op: Op) -> str:
@@ -198,6 +200,11 @@ def replay_at(view: RunView, process: Process, step: int) -> Replay | None:
 def poisoned_steps(view: RunView, process: Process) -> tuple[int, ...]:
     """Return the steps that made a buffer or optimizer state non-finite while loss and gradients stayed finite."""
     return tuple(sorted(step for (rank, step), r in _replays(view).items() if rank == process.rank and r.target))
+
+
+def given_up_steps(view: RunView, process: Process) -> tuple[int, ...]:
+    """Return the steps with a non-finite forward pass that the script has given up."""
+    return tuple(sorted(step for (rank, step), r in _replays(view).items() if rank == process.rank and r.given_up))
 
 
 def traced_steps(view: RunView, process: Process) -> dict[int, str]:
@@ -291,6 +298,7 @@ def _replay(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Repl
         bad_settings=tuple(map(_bad_setting, _tables(data.get("bad_settings")))),
         bad_data=tuple(as_delivered(f, _operand(f)) for f in _tables(data.get("bad_fields"))),
         data_is_finite=data["data_is_finite"] if isinstance(data.get("data_is_finite"), bool) else None,
+        given_up=data.get("given_up") is True,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Size
 
 from precdoctor.recording.microscope.loss_replay import replay_loss, restore_lost_gradients
-from precdoctor.recording.microscope.replay import Replay, replay
+from precdoctor.recording.microscope.replay import Alone, Replay, replay
 from precdoctor.recording.microscope.slicing import Slice
 from precdoctor.recording.microscope.tracer import OpRecord
 from precdoctor.recording.model import static
@@ -67,13 +67,16 @@ class Examination:
 
 
 @no_anomalies()
-def examine(scene: Scene, names: Names, look_at: str, *, values: bool) -> Examination:
+def examine(
+    scene: Scene, names: Names, look_at: str, *, values: bool, given_up: list[RootCall] | None = None
+) -> Examination:
     """Replay the step's root calls until one shows the bad value; restore the state of the process.
 
     Args:
         look_at: where the bad value is: ``outputs`` (of forward passes), ``gradients``, or ``buffers`` (written
             forward).
         values: whether facts may hold single values.
+        given_up: for ``outputs``: replay only these calls, which this rank alone has given up; None: all.
     """
     if (refused := scene.why_not_now()) is not None:
         return Examination("refused", why=refused)
@@ -81,8 +84,12 @@ def examine(scene: Scene, names: Names, look_at: str, *, values: bool) -> Examin
     owners = list({id(o): o for c in scene.calls for o in c.owners}.values())
     random, attributes = RandomState.now(), Attributes([*modules, *owners])
     try:
-        look = {"outputs": _forward, "gradients": _backward, "buffers": _buffers}[look_at]
-        done = look(scene, names, values=values)
+        if given_up is not None:
+            with Alone():
+                done = _forward(scene, names, values=values, calls=given_up)
+        else:
+            look = {"outputs": _forward, "gradients": _backward, "buffers": _buffers}[look_at]
+            done = look(scene, names, values=values)
     except Exception as error:  # noqa: BLE001 - the user's own forward may refuse to run twice
         attach.let_through(error)
         done = Examination("failed", why=attach.sentence(error))
@@ -97,10 +104,13 @@ def examine(scene: Scene, names: Names, look_at: str, *, values: bool) -> Examin
     return done
 
 
-def _forward(scene: Scene, names: Names, *, values: bool) -> Examination:
-    """Find the first root call, code between root calls, or loss code that makes a non-finite value going forward."""
+def _forward(scene: Scene, names: Names, *, values: bool, calls: list[RootCall] | None = None) -> Examination:
+    """Find the first root call, code between root calls, or loss code that makes a non-finite value going forward.
+
+    ``calls``: search these root calls only.
+    """
     masked: tuple[Replay, Callable[..., Replay]] | None = None
-    for call in _relevant_first(scene.calls):
+    for call in _relevant_first(scene.calls) if calls is None else calls:
         again = functools.partial(replay, call, names, values=values)
         done = again()
         if done.bad_outputs and not _given_bad_argument(done):

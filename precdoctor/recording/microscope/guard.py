@@ -16,9 +16,10 @@ from torch import Tensor
 
 from precdoctor.recording import kernels
 from precdoctor.recording.kernels.list_layout import Layout
-from precdoctor.recording.microscope import event_rows, examination
+from precdoctor.recording.microscope import event_rows
+from precdoctor.recording.microscope.given_up import GivenUp
+from precdoctor.recording.microscope.incidents import Incidents
 from precdoctor.recording.microscope.last_gradients import LastGradients
-from precdoctor.recording.microscope.live import LiveTrace
 from precdoctor.recording.microscope.optimizer_replay import SpoiltStep, bad_settings
 from precdoctor.recording.model import live_objects, static
 from precdoctor.recording.model.optimizer_contents import parameters_of
@@ -27,6 +28,7 @@ from precdoctor.recording.process import attach
 from precdoctor.recording.process.attach import STOPPED_BY_US
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.scene.compiled_function import trained_in
+from precdoctor.recording.scene.loss_code import LossCode
 from precdoctor.recording.scene.step_snapshot import Scene
 from precdoctor.recording.slots.deferred import is_capturing, read
 from precdoctor.recording.slots.step_batch import looks_like_a_scale
@@ -34,8 +36,6 @@ from precdoctor.recording.steps.persistent_state import BufferWatch, OptimizerSt
 from precdoctor.recording.steps.sentinel import Look, amax, are_sharded, gradient_sentinel, gradients_of, largest
 from precdoctor.recording.steps.step_attempt import Streak
 
-#: Maximum number of incidents examined per process: a broken run repeats them.
-MAX_EXAMINED = 4
 #: Maximum number of poisoned tensors named per incident.
 _MAX_POISONED = 8
 
@@ -43,15 +43,15 @@ _MAX_POISONED = 8
 class Guard:
     """Judges each step attempt; calls ``suspect`` to have the next step scanned."""
 
-    def __init__(self, context: StepContext, scene: Scene, suspect: Callable[[], None]) -> None:
+    def __init__(self, context: StepContext, scene: Scene, loss_code: LossCode, suspect: Callable[[], None]) -> None:
         self._context, self._scene, self._suspect = context, scene, suspect
+        self.incidents = Incidents(context, scene)
+        self.given_up = GivenUp(context, scene, loss_code, self.incidents)
         context.when_forked.append(self._forget)
         self._last_gradients = LastGradients(context, self._number_of_bad_step)
         self._forget()
 
     def _forget(self) -> None:
-        self._examined = 0
-        self._incidents = 0
         self._last_bad: int | None = None
         #: By optimizer: if several share a scaler, one backoff is one skip of each.
         self._streaks: static.ByIdentity[torch.optim.Optimizer, Streak] = static.ByIdentity()
@@ -114,6 +114,7 @@ class Guard:
         if not gradients_bad and not loss_bad:
             if poisoned:
                 self._examine_buffers(poisoned, streak)
+            self.given_up.step_begins(lambda: self._finite_before(optimizer))
             return False
         if scaler is not None and not loss_bad and not streak.is_stuck(scaler):
             self._leave_to_scaler(poisoned, streak)
@@ -223,7 +224,7 @@ class Guard:
         context = self._context
         if context.trace is not None and context.traced:
             return
-        if self._last_bad == context.current.step or self._examined >= MAX_EXAMINED or self._policy == "observe":
+        if self._last_bad == context.current.step or not self.incidents.has_room or self._policy == "observe":
             return
         gradient, self._gradient = self._gradient, None
         if not context.live and not self._state.due(optimizer, gradient):
@@ -252,8 +253,8 @@ class Guard:
         step = SpoiltStep(optimizer, before, line, values=not context.options.redact_names)
         if not (bad := step.bad_parameters()):
             return  # parameters of a kind that the replay cannot read
-        self._examined += 1
-        first, number, settings = bad[0], self._number(), bad_settings(optimizer, bad)
+        self.incidents.examined += 1
+        first, number, settings = bad[0], self.incidents.number(), bad_settings(optimizer, bad)
         data: dict[str, Any] = {"policy": self._policy, "bad_parameters": len(bad), "bad_settings": settings}
         if done := step.replay_until_closure(given) or step.replay(first):
             incident = event_rows.incident_event(done, number, {**data, "weight": self.full_name(first)})
@@ -273,8 +274,8 @@ class Guard:
         context = self._context
         step = SpoiltStep(optimizer, {}, None, values=not context.options.redact_names)
         rows = step.state_events(poisoned, self._named)
-        self._examined += 1
-        number, spoilt = self._number(), [p.parameter for p in poisoned if p.parameter is not None]
+        self.incidents.examined += 1
+        number, spoilt = self.incidents.number(), [p.parameter for p in poisoned if p.parameter is not None]
         data: dict[str, Any] = {"policy": self._policy, "outcome": "origin", "phase": "optimizer"}
         data |= {
             "target": "optimizer-state",
@@ -296,14 +297,9 @@ class Guard:
         found = self._context.names.parameter(parameter)
         return ("", "", "") if found is None else (found[0].root, found[0].module, found[1])
 
-    def _number(self) -> str:
-        number = f"{attach.global_rank()}-i{self._incidents}"
-        self._incidents += 1
-        return number
-
     def _number_of_bad_step(self, step: int) -> str:
         self._last_bad = step
-        return self._number()
+        return self.incidents.number()
 
     # --- loss and gradients ------------------------------------------------------------------------------------------
 
@@ -343,7 +339,7 @@ class Guard:
 
     def _examine_buffers(self, poisoned: list[Poisoned], streak: Streak) -> None:
         """Examine bad buffers of a step whose loss and gradients are finite, or that a scaler skips."""
-        if poisoned and self._examined < MAX_EXAMINED:
+        if poisoned and self.incidents.has_room:
             more = {"target": "buffers"}
             self._examine(loss_bad=False, gradients_bad=False, more=more, poisoned=poisoned, streak=streak)
 
@@ -351,8 +347,6 @@ class Guard:
         self, *, loss_bad: bool, gradients_bad: bool, more: dict[str, Any], poisoned: list[Poisoned], streak: Streak
     ) -> None:
         """Log an incident; examine the step if few were examined so far."""
-        context = self._context
-        number = self._number()
         data: dict[str, Any] = {
             "policy": self._policy,
             "loss_is_bad": loss_bad,
@@ -362,24 +356,9 @@ class Guard:
             **more,
         }
         self._poisoned_before = self._poisoned_before or bool(poisoned)
-        if self._examined >= MAX_EXAMINED:
-            context.event("incident", id=number, data={**data, "outcome": "not-examined"})
-            return
-        self._examined += 1
         what = "the loss" if loss_bad else "a gradient" if gradients_bad else f"buffer {poisoned[0].full_name}"
         look_at = "outputs" if loss_bad else "gradients" if gradients_bad else "buffers"
-        values = not context.options.redact_names
-        if (why := context.threads.why_no_replay) is not None:
-            done = examination.Examination("refused", why=why)
-        else:
-            done = examination.examine(self._scene, context.names, look_at, values=values)
-        context.event("incident", **event_rows.incident_event(done, number, data | self._scene.deliveries.facts()))
-        for row in event_rows.op_events(done, number):
-            context.event("op", **row)
-        if done.outcome != "origin" and context.options.arm_next and context.trace is None:
-            first = context.step + 1
-            context.trace = LiveTrace(context, (first, first + context.options.arm_next), lambda: None)
-        attach.say(f"step {context.step}: {what} is not finite{event_rows.origin(done)}{self._consequence()}")
+        self.incidents.examine(look_at, what, data, self._consequence())
 
     def _consequence(self) -> str:
         skip = "; the step is skipped" if self.may_skip else "; the step is not skipped, it has begun; training goes on"

@@ -16,8 +16,9 @@ from precdoctor.recording.microscope.slicing import Slice, slice_back
 from precdoctor.recording.microscope.tracer import External, Source, Tracer
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Names, unwrap
-from precdoctor.recording.ops.dispatched_ops import storage_key, take_gradients
-from precdoctor.recording.ops.tensor_facts import badness
+from precdoctor.recording.ops.dispatched_ops import OpByOp, storage_key, take_gradients
+from precdoctor.recording.ops.tensor_facts import NEG_INF, badness
+from precdoctor.recording.process import attach
 from precdoctor.recording.scene.compiled_function import CompiledFunction
 from precdoctor.recording.scene.loss_graph import GradCall
 from precdoctor.recording.scene.state_restore import Attributes, Autocast, buffers_aside, without_hooks
@@ -58,6 +59,23 @@ class Replay:
     def slice(self) -> Slice | None:
         """Trace the bad values back to the ops that made them; None if no op did."""
         return slice_back(self.tracer.records, [source for _, _, source in self.bad])
+
+
+class Alone(OpByOp):
+    """Refuses ops that communicate: the other ranks take no part in this replay, and it would wait for them.
+
+    Every op of the replay passes through this mode, which lies below the tracer.
+    """
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an op.
+
+        Raises:
+            RuntimeError: it is a collective.
+        """
+        if func.namespace in ("c10d", "_c10d_functional"):
+            raise RuntimeError("the module communicates with other ranks, which take no part in a replay now")
+        return func(*args, **kwargs)
 
 
 def replay(
@@ -114,12 +132,19 @@ def _run(
         for name, x in bound.items():
             tracer.note(x, External("computed" if name in call.computed else "weight", name))
         step = module if type(module) is CompiledFunction and module.trains else None
-        with tracer, gradients_aside(list(static.parameters(module)) if step is not None else []):
-            result = (
-                torch.func.functional_call(module, bound, *arguments)
-                if bound
-                else module(*arguments[0], **arguments[1])
-            )
+        try:
+            with tracer, gradients_aside(list(static.parameters(module)) if step is not None else []):
+                result = (
+                    torch.func.functional_call(module, bound, *arguments)
+                    if bound
+                    else module(*arguments[0], **arguments[1])
+                )
+        except Exception as error:
+            if call.returned:
+                raise
+            attach.let_through(error)
+            _note_last_result(done)
+            return
         _judge_outputs(done, call, result)
         if backward or grad_call is not None:
             weights = {**own, **bound}
@@ -205,6 +230,14 @@ def _judge_outputs(done: Replay, call: RootCall, result: Any) -> None:
             done.equal += same_bits(original, x.detach())
             if not bad and badness(original):
                 done.missing.append(name)
+
+
+def _note_last_result(done: Replay) -> None:
+    """Note the last bad result of a call that raises, as in the run, in place of its outputs; a mask is none."""
+    for record in reversed(done.tracer.records):
+        if record.bad_out & ~NEG_INF:
+            done.bad_outputs.append(("", record.bad_out, (record.index,)))
+            return
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

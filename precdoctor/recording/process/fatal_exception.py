@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import builtins
 import functools
+import linecache
+import re
 import sys
 import traceback
-from types import TracebackType
+from collections.abc import Callable
+from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from precdoctor.recording.process.attach import is_main_code, kind_of_file, shown
@@ -18,6 +21,10 @@ _OF_TORCH = {
     "torch": ("OutOfMemoryError", "AcceleratorError"),
     "torch._C": ("_LinAlgError", "_DistError", "_DistBackendError", "_DistNetworkError", "_DistStoreError"),
 }
+#: Words of messages, and of code that raises, about values that are not finite.
+_NONFINITE = re.compile(
+    r"\b(nans?|infs?|is_?(nan|inf|finite)|(non-?|not |in)finite|infinity|invalid values)\b", re.IGNORECASE
+)
 _NAME = type.__dict__["__name__"]
 _TRACEBACK = BaseException.__dict__["__traceback__"]
 _MODULE_OF_BUILTINS = vars(builtins)
@@ -27,14 +34,19 @@ _exit_arguments: list[Any] = []
 _earlier: list[object] = []
 
 
-def note_exits() -> None:
-    """Patch ``sys.exit`` to remember its argument, because Python does not keep a ``SystemExit`` that ends it."""
+def note_exits(leaving: Callable[[FrameType], object]) -> None:
+    """Patch ``sys.exit`` to remember its argument, because Python does not keep a ``SystemExit`` that ends it.
+
+    Args:
+        leaving: called first, with the frame that calls ``sys.exit``.
+    """
     begin_anew()
     original = sys.exit
 
     @functools.wraps(original)
     def leave(status: Any = None, /) -> NoReturn:
         _exit_arguments[:] = [status]
+        leaving(sys._getframe(1))
         original(status)
 
     sys.exit = leave
@@ -52,6 +64,16 @@ def _uncaught() -> object:
     return None if _earlier and error is _earlier[0] else error
 
 
+def frames_left() -> list[FrameType]:
+    """Return the frames that the exception which ends the process or the recorded block has left, innermost first."""
+    error = sys.exc_info()[1] or _uncaught()
+    trace, frames = _TRACEBACK.__get__(error) if isinstance(error, BaseException) else None, []
+    while trace is not None:
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    return frames[::-1]
+
+
 def ends_badly() -> bool:
     """Return whether the process, or the recorded block, ends with an uncaught exception or a failure status."""
     error = sys.exc_info()[1] or _uncaught()
@@ -63,6 +85,19 @@ def ends_badly() -> bool:
 def _is_failure(status: object) -> bool:
     """Return whether Python turns this argument of ``sys.exit`` into a status other than 0."""
     return status is not None and not (issubclass(type(status), int) and int.__eq__(status, 0))  # type: ignore[operator]
+
+
+def tells_of_nonfinite() -> bool:
+    """Return whether the exception that ends the process, or the line that raised it, speaks of NaN or infinities.
+
+    torch's distributions raise such exceptions, and so do assertions of the user's.
+    """
+    error = sys.exc_info()[1] or _uncaught()
+    if not isinstance(error, Exception):
+        return False
+    texts = [x for x in error.args if type(x) is str]
+    texts += [linecache.getline(f.f_code.co_filename, f.f_lineno) for f in frames_left()[:1]]
+    return any(map(_NONFINITE.search, texts))
 
 
 def fatal_exception(*, redact: bool = False) -> dict[str, Any] | None:

@@ -85,6 +85,8 @@ class Recorder:
         self.errors = 0
         #: Whether a hook body is running and charged with its time (:mod:`~precdoctor.recording.recorder.hook_guard`).
         self.on_the_clock = False
+        #: Whether the log is being closed: Python may refuse to start a thread.
+        self._closing = False
         self.current = StepFacts(self.options.first_step)
         self.sampler = Sampler(self.options)
         self.live = self.in_backward = False
@@ -134,6 +136,7 @@ class Recorder:
         """Write the remaining rows, also of an unfinished step, and the end marker; block until they are written."""
         with self._lock:
             if self.state == "armed":
+                self._closing = True
                 try:
                     attach.call_all(self.when_closing)
                     if self.trace is not None:
@@ -392,7 +395,7 @@ class Recorder:
             self._early.append({"kind": kind, **columns})
             return
         if kind == "incident":
-            self.claim.make()
+            self.claim.make(ending=self._closing)
         row = {"event": kind, "step": self.step, "micro_step": self.micro_step, "time_ns": time.time_ns(), **columns}
         if self.drain is not None:
             self.drain.put(EventBatch([row]))

@@ -169,11 +169,11 @@ class Claim:
         """Return whether the run ends inside a step; an evaluation after the last step does not begin one.
 
         Some scripts evaluate in training mode, with gradients. Such a forward pass belongs to a step only if an
-        exception, an interrupt, a NaN or +Inf may have prevented its backward pass. ``stopped``: as for :meth:`at_end`.
+        exception, an interrupt, a NaN or Inf may have prevented its backward pass. ``stopped``: as for :meth:`at_end`.
         """
         recorder = self._recorder
         facts, first = recorder.current, recorder.step == recorder.options.first_step
-        trained = facts.losses or recorder.micro_step
+        trained = facts.losses or recorder.micro_step or facts.bad
         if not (trained or first or stopped or self.forwards_are_steps or self._may_explain()):
             return False
         rows = (e for e in recorder.slots.touched.values() if first or e.site.phase == "train")  # first: eval rows also

@@ -76,6 +76,8 @@ class RootCall:
     #: Output leaves with their version counters, and the gradients that ``backward`` computed for them, by name.
     outputs: list[tuple[str, Tensor, int]] = field(default_factory=list)
     gradients: dict[str, Tensor] = field(default_factory=dict)
+    #: Whether it has returned: false while it runs, and if it raised.
+    returned: bool = False
     #: Outputs whose gradient did not fit into the scene memory; a replay of the loss code may compute it again.
     lost: set[str] = field(default_factory=set)
     #: Output gradients in each call of ``torch.autograd.grad``, by the number of that call in the step.
@@ -96,6 +98,11 @@ class RootCall:
         Such a call can be dropped: its result is an argument of another call and kept there.
         """
         return self.stand_in and not self.makers
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a backward pass or ``torch.autograd.grad`` has reached an output."""
+        return bool(self.gradients or self.lost or self.grad_call_gradients)
 
     @property
     def changed(self) -> list[str]:
@@ -130,6 +137,8 @@ class Scene:
         self._keep = guarded(context)(self._gradient)
         #: Returns the graph of the code that computed a tensor; set by :class:`LossCode`.
         self.graph_behind: Callable[[Tensor], LossGraph | None] = lambda _x: None
+        #: Called before the step is refused because it calls modules too often.
+        self.when_full: Callable[[], object] = lambda: None
         self.deliveries = Deliveries(context)
         #: Number of calls of :meth:`clear`, and callbacks that it runs.
         self.clears = 0
@@ -168,7 +177,7 @@ class Scene:
             self.transformed = True  # not a refusal: the loss code around the call can still be examined
             return None
         if len(self.calls) >= _MAX_CALLS:
-            self.calls = [call for call in self.calls if not call.prepares_data]
+            self._drop_data_calls()
         top_level = self._top_levels.get(module) or self._top_levels.put(module, TopLevel(module))
         if top_level.why_not is not None or len(self.calls) >= _MAX_CALLS:
             self._refuse(top_level.why_not or f"the step calls top-level modules more than {_MAX_CALLS} times")
@@ -211,6 +220,29 @@ class Scene:
         self.calls.append(call)
         return call
 
+    def _drop_data_calls(self) -> None:
+        """Release the calls that only prepare data, because too many calls are kept."""
+        self.calls = [call for call in self.calls if not call.prepares_data]
+        if len(self.calls) >= _MAX_CALLS:
+            self.when_full()
+
+    def without_gradients(self) -> list[RootCall]:
+        """Return the calls of the step in progress that autograd has recorded and no backward pass has reached yet."""
+        in_progress = self._step == self._context.current.step
+        return [c for c in self.calls if c.makers and not c.has_gradient] if in_progress else []
+
+    def raised(self) -> list[RootCall]:
+        """Return the calls of the step in progress that have not returned."""
+        in_progress = self._step == self._context.current.step
+        return [c for c in self.calls if not c.returned] if in_progress else []
+
+    def given_up(self) -> list[RootCall]:
+        """Return the calls without a gradient that were repeated from the same line, and then had one."""
+        if len(self.calls) < 2 or not (without := self.without_gradients()):
+            return []
+        trained = {(c.root, c.line) for c in self.calls if c.has_gradient}
+        return [c for c in without if (c.root, c.line) in trained]
+
     def earlier(self, buffer: Tensor) -> Tensor | None:
         """Return a buffer's values from before the first call that may have written to it; None if none are kept."""
         return next((c.buffers[id(buffer)] for c in self.calls if id(buffer) in c.buffers), None)
@@ -250,6 +282,7 @@ class Scene:
 
     def leave(self, call: RootCall, result: Any) -> None:
         """Keep the outputs of a call that has returned, and hook their gradients."""
+        call.returned = True
         alone = type(result) is Tensor and result.dtype.is_floating_point
         for name, x in (("", result),) if alone and _functorch_level() is None else tensor_leaves.floating(result):
             if self.affords(x):

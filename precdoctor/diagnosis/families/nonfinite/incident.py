@@ -187,7 +187,7 @@ class Incident:
     bad_steps: int = 1
     #: Every non-finite step was skipped, and a healthy one followed.
     recovered: bool = False
-    #: What skipped the non-finite steps: ``scaler``, ``policy`` (``--on-nonfinite skip``), else empty.
+    #: What skipped the non-finite steps: ``scaler``, ``policy`` (``--on-nonfinite skip``), ``script``, else empty.
     skipped_by: str = ""
     #: The origin's tensor on healthy steps.
     history: tuple[Sighting, ...] = ()
@@ -305,6 +305,7 @@ class Report(NamedTuple):
 _SKIPS = {
     "scaler": "The loss scaler skipped these steps",
     "policy": "With `--on-nonfinite skip` these steps changed no weight",
+    "script": "The script gave these batches up",
     "": "These steps changed no weight",
 }
 _NOUNS = {

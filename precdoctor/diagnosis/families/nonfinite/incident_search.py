@@ -86,10 +86,13 @@ def _with_outcome(
         order: all steps of the process.
     """
     facts = [view.step_facts(incident.process, s) for s in episode]
-    skipped = all(f is not None and f.skipped for f in facts)
+    replay = replay_at(view, incident.process, incident.step)
+    given_up = replay is not None and replay.given_up
+    skipped = all(f is not None and (f.skipped or given_up) for f in facts)
     inference = all(f is not None and f.inference for f in facts)
     later = [s for s in order if s > episode[-1] and s not in bad_steps]
     followed = any(not ((f := view.step_facts(incident.process, s)) and f.skipped) for s in later)
+    followed = followed or (given_up and all(f is not None and f.complete for f in facts))
     clean_steps = [
         s
         for s in order
@@ -106,7 +109,7 @@ def _with_outcome(
         last_step=episode[-1],
         bad_steps=len(episode),
         recovered=skipped and followed,
-        skipped_by=_skipped_by(view, [f for f in facts if f is not None]),
+        skipped_by="script" if given_up else _skipped_by(view, [f for f in facts if f is not None]),
         passed=followed or len(episode) == 1,
         ranks=(incident.process.rank,),
         occurrences=(incident.step,),

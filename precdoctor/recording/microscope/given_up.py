@@ -1,0 +1,160 @@
+"""Examines forward passes that the script gives up: it has seen a non-finite loss, and skips the batch or ends.
+
+Such a pass has no backward pass and no optimizer step, so the guard does not see it. What its top-level modules
+returned is kept until the step ends, and is read
+
+- before the optimizer steps, if a call got no gradient and another one from the same line did: the loop has gone on
+  with the next batch;
+- when the step has made more calls than are kept for a replay: the loop gives up every batch;
+- when the script calls ``sys.exit``, or the process ends.
+
+If all of that is finite, the loss is looked for among the variables of the user's code that is running: the script has
+just read it there. A call that has raised is replayed if the exception speaks of NaN or infinities.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FrameType
+from typing import Any, Final
+
+from torch import Tensor
+
+from precdoctor.recording import kernels
+from precdoctor.recording.microscope.incidents import Incidents
+from precdoctor.recording.model import static, tensor_leaves
+from precdoctor.recording.ops.source_lines import is_foreign
+from precdoctor.recording.ops.tensor_facts import NEG_INF, badness
+from precdoctor.recording.process import attach
+from precdoctor.recording.process.attach import is_main_code
+from precdoctor.recording.process.fatal_exception import frames_left, tells_of_nonfinite
+from precdoctor.recording.recorder.hook_guard import guarded
+from precdoctor.recording.recorder.step_context import StepContext
+from precdoctor.recording.scene.loss_code import LossCode
+from precdoctor.recording.scene.step_snapshot import RootCall, Scene
+
+#: Maximum number of calls whose outputs are read, the last ones of the step, and of frames that are searched.
+_MAX_CALLS, _MAX_FRAMES = 16, 32
+#: Whether the variables of a function can be read without keeping them alive until it returns: Python stores a copy of
+#: them in the frame before 3.13.
+_READS_FUNCTIONS: Final = sys.version_info >= (3, 13)
+
+
+class GivenUp:
+    """Reads what given-up calls returned, and logs an incident if it is not finite; at most one per step."""
+
+    def __init__(self, context: StepContext, scene: Scene, loss_code: LossCode, incidents: Incidents) -> None:
+        self._context, self._scene, self._loss_code, self._incidents = context, scene, loss_code, incidents
+        self._forget()
+        context.when_forked.append(self._forget)
+        guard = guarded(context)
+        scene.when_full = guard(self._gives_up_all)
+        context.when_closing.append(guard(self._run_ends))
+        #: To be called as the script calls ``sys.exit``.
+        self.leaves = guard(self._leaves)
+
+    def _forget(self) -> None:
+        self._last: int | None = None
+
+    def step_begins(self, finite_before: Callable[[], dict[str, bool]]) -> None:
+        """Read the calls that the loop has given up before this step, whose loss and gradients are finite.
+
+        Args:
+            finite_before: returns whether the parts of a checkpoint were finite as the step began.
+        """
+        if calls := self._scene.given_up():
+            self._look(calls, [], "; the script goes on", finite_before)
+
+    def _gives_up_all(self) -> None:
+        """Read the calls of a step that makes too many."""
+        self._look(self._scene.without_gradients(), _running(sys._getframe(1), functions=_READS_FUNCTIONS), "")
+
+    def _leaves(self, frame: FrameType) -> None:
+        """Read the calls of the step in progress as the script calls ``sys.exit``."""
+        if self._context.state == "armed":
+            self._look(self._scene.without_gradients(), _running(frame), "; the script ends")
+
+    def _run_ends(self) -> None:
+        """Read the calls of the step in progress as the log is closed."""
+        variables = (x for frame in frames_left()[:_MAX_FRAMES] for x in _variables(frame))
+        main = static.own(sys.modules.get("__main__"))
+        self._look(self._scene.without_gradients(), itertools.chain(variables, _losses(main)), "; the run has ended")
+        if not self._is_over() and (raised := self._scene.raised()) and tells_of_nonfinite():
+            self._examine("a value in a forward pass", "; the run has ended", raised[-1:], {}, is_certain=False)
+
+    def _look(
+        self,
+        calls: list[RootCall],
+        variables: Iterable[Tensor],
+        end: str,
+        finite_before: Callable[[], dict[str, bool]] | None = None,
+    ) -> None:
+        """Log an incident if a call has returned something non-finite, or code behind it has made a loss that is."""
+        if self._is_over() or not (calls or self._loss_code.bare):
+            return
+        with kernels.apart_from_user_modes():
+            try:
+                bad = [call for call in calls[-_MAX_CALLS:] if _is_bad(call)]
+                loss = None if bad else next((x for x in variables if badness(x.detach()) & ~NEG_INF), None)
+            except RuntimeError as error:  # the device has failed: nothing can be read from it any more
+                attach.let_through(error)
+                return
+        if loss is not None and (graph := self._loss_code.graph_of(loss, None)) is not None:
+            self._scene.losses.append(graph)
+        elif not bad:
+            return
+        what = "the result of a forward pass" if bad else "a loss"
+        more = {} if finite_before is None else {"finite_before": finite_before()}
+        self._examine(f"{what} without a backward pass", end, bad or calls, more)
+
+    def _is_over(self) -> bool:
+        """Return whether nothing is to be examined any more in this step."""
+        context = self._context
+        return context.options.on_nonfinite == "observe" or context.traced or self._last == context.step
+
+    def _examine(
+        self, what: str, end: str, calls: list[RootCall], more: dict[str, Any], *, is_certain: bool = True
+    ) -> None:
+        context = self._context
+        data: dict[str, Any] = {"policy": context.options.on_nonfinite, "given_up": True, "loss_is_bad": True}
+        data |= {"gradients_are_bad": False, "skips_in_a_row": 0, **more}
+        if self._incidents.examine("outputs", what, data, end, given_up=calls, is_certain=is_certain):
+            self._last, context.current.bad = context.step, True
+
+
+def _is_bad(call: RootCall) -> bool:
+    """Return whether a call has returned a NaN or +Inf; -Inf alone is a mask."""
+    return any(
+        tensor_leaves.version(x) == version and badness(x) & ~NEG_INF for _, x, version in call.outputs
+    )  # what was written to since is not what the call returned
+
+
+def _losses(variables: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Yield the variables that may be losses: plain floating-point scalars that autograd has computed."""
+    for x in list(variables.values()):
+        if type(x) is Tensor and x.grad_fn is not None and x.numel() == 1 and x.is_floating_point():
+            yield x
+
+
+def _variables(frame: FrameType) -> Iterator[Tensor]:
+    """Yield what may be a loss among the variables of a frame; nothing for code that is not the user's."""
+    foreign = is_foreign(frame.f_code.co_filename) and not is_main_code(frame)
+    variables = {} if foreign else frame.f_locals
+    if type(variables) is dict or type(variables).__name__ == "FrameLocalsProxy":  # not a class of the user's
+        yield from _losses(variables)
+
+
+def _running(frame: FrameType | None, *, functions: bool = True) -> Iterator[Tensor]:
+    """Yield what may be a loss in a frame and its callers, innermost first.
+
+    Args:
+        functions: whether to search functions too, not only modules.
+    """
+    for _ in range(_MAX_FRAMES):
+        if frame is None:
+            return
+        if functions or frame.f_code.co_name == "<module>":
+            yield from _variables(frame)
+        frame = frame.f_back

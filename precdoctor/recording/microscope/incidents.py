@@ -1,0 +1,87 @@
+"""Numbers the incidents of a process, examines the first few, and logs them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from precdoctor.recording.microscope import event_rows, examination
+from precdoctor.recording.microscope.live import LiveTrace
+from precdoctor.recording.process import attach
+from precdoctor.recording.recorder.step_context import StepContext
+from precdoctor.recording.scene.step_snapshot import RootCall, Scene
+
+#: Maximum number of incidents examined per process: a broken run repeats them.
+MAX_EXAMINED: Final = 4
+
+
+class Incidents:
+    """The incidents of this process so far.
+
+    Attributes:
+        examined: number of incidents that were examined.
+    """
+
+    def __init__(self, context: StepContext, scene: Scene) -> None:
+        self._context, self._scene = context, scene
+        self._forget()
+        context.when_forked.append(self._forget)
+
+    def _forget(self) -> None:
+        self.examined = 0
+        self._count = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more incident will be examined."""
+        return self.examined < MAX_EXAMINED
+
+    def number(self) -> str:
+        """Return the number of a new incident, unique in the run."""
+        number = f"{attach.global_rank()}-i{self._count}"
+        self._count += 1
+        return number
+
+    def examine(
+        self,
+        look_at: str,
+        what: str,
+        data: dict[str, Any],
+        end: str,
+        *,
+        given_up: list[RootCall] | None = None,
+        is_certain: bool = True,
+    ) -> bool:
+        """Log an incident of the current step; replay the step to find the op if few incidents were examined so far.
+
+        Returns whether there was an incident.
+
+        Args:
+            look_at: where the bad value is, as for :func:`.examination.examine`.
+            what: the tensor that is not finite, for the terminal.
+            data: what is known of the incident already.
+            end: what happens next, as the end of a sentence for the terminal.
+            given_up: the only calls to replay, without other ranks: the script has given them up.
+            is_certain: false: there is an incident only if the replay finds an op.
+        """
+        context = self._context
+        if not self.has_room:
+            if is_certain:
+                context.event("incident", id=self.number(), data={**data, "outcome": "not-examined"})
+            return is_certain
+        self.examined += 1
+        values = not context.options.redact_names
+        if (why := context.threads.why_no_replay) is not None:
+            done = examination.Examination("refused", why=why)
+        else:
+            done = examination.examine(self._scene, context.names, look_at, values=values, given_up=given_up)
+        if not is_certain and done.outcome != "origin":
+            return False
+        number = self.number()
+        context.event("incident", **event_rows.incident_event(done, number, data | self._scene.deliveries.facts()))
+        for row in event_rows.op_events(done, number):
+            context.event("op", **row)
+        if done.outcome != "origin" and context.options.arm_next and context.trace is None:
+            first = context.step + 1
+            context.trace = LiveTrace(context, (first, first + context.options.arm_next), lambda: None)
+        attach.say(f"step {context.step}: {what} is not finite{event_rows.origin(done)}{end}")
+        return True

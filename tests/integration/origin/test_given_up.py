@@ -1,0 +1,197 @@
+"""Scripts that see a non-finite loss and stop, or go on with the next batch: no backward pass and no step follows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import precdoctor
+from tests.support.processes import PYTHON, record, script, torchrun, warm
+
+#: Steps with a bad batch; no step of them is sampled with every 8th.
+BAD = (75, 76)
+#: ``where`` is who makes the value: the model, or code behind it. ``way`` is what the script does then.
+LOOP = """
+import math
+import sys
+
+import torch
+from torch import nn
+
+from training import digest
+
+where, way, bad = sys.argv[1], sys.argv[2], [int(x) for x in sys.argv[3].split(",")]
+torch.manual_seed(0)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 1)
+
+    def forward(self, x):
+        if where == "inside" and (x[:, 0] < 0).any():
+            raise ValueError(f"found nan: {x[:, :1].sqrt()}")
+        inner = self.norm(self.first(x).relu())
+        return self.last(inner) + (x[:, :1].sqrt() if where in ("model", "inside") else 1.0)
+
+
+net = Net()
+optimizer = torch.optim.Adam(net.parameters(), 1e-3)
+
+
+def train():
+    for step in range(90):
+        x = torch.rand(8, 8)
+        if step in bad:
+            x[3, 0] = -1.0
+        loss = (net(x) - 1.0).square().mean()
+        if where == "loss":
+            loss = loss + x[:, 0].mul(net.last.bias).sqrt().mean()
+        if not math.isfinite(loss.item()):
+            if way == "exit":
+                sys.exit(3)
+            elif way == "raise":
+                raise RuntimeError("diverged")
+            elif way == "stop":
+                return
+            continue
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+with torch.no_grad():
+    net.last.bias.fill_(0.5)
+try:
+    train()
+finally:
+    print(digest(net), flush=True)
+"""
+
+
+@pytest.fixture
+def loop(tmp_path):
+    return script(tmp_path, "loop.py", LOOP)
+
+
+def told(done) -> list:
+    """The errors and warnings of PD1xx."""
+    found = precdoctor.diagnose(precdoctor.open_run(done.run)).findings
+    return [f for f in found if f.code.startswith("PD1")]
+
+
+def incidents(done) -> list[dict]:
+    frame = precdoctor.open_run(done.run).events()
+    return [json.loads(data) for data in frame[frame["event"] == "incident"]["data"]]
+
+
+@pytest.mark.parametrize(
+    ("where", "way"),
+    [
+        *[("model", "exit"), ("model", "raise"), ("model", "stop"), ("model", "continue")],
+        *[("loss", "exit"), ("loss", "raise"), ("inside", "raise")],
+    ],
+)
+def test_what_made_the_loss_of_a_step_without_a_backward_pass_is_named(tmp_path, loop, where, way):
+    arguments = (where, way, ",".join(map(str, BAD)))
+    done = record(tmp_path, "--strict", "--every", "8", "--", PYTHON, str(loop), *arguments)
+    plain = record(tmp_path, "--on-nonfinite", "observe", "--", *warm(loop, *arguments), run=tmp_path / "plain")
+    assert done.out == plain.out, "the same weights"
+    assert done.status == plain.status
+    (finding,) = told(done)
+    assert finding.code == ("PD103" if where == "loss" else "PD101")
+    assert finding.location.step == BAD[0]
+    assert finding.cause == "sqrt-of-negative"
+    assert finding.evidence["recovered"] == (way == "continue")
+    assert all(i["given_up"] and i["outcome"] == "origin" for i in incidents(done))
+    if way == "continue":
+        assert "nothing to resume" in finding.message
+
+
+def test_a_loop_that_gives_up_every_batch_is_told_of_before_it_ends(tmp_path, loop):
+    bad = ",".join(map(str, range(5, 90)))
+    done = record(tmp_path, "--strict", "--every", "8", "--", *warm(loop, "model", "continue", bad))
+    (finding,) = told(done)
+    assert (finding.code, finding.location.step, finding.cause) == ("PD101", 5, "sqrt-of-negative")
+    assert not finding.evidence["recovered"]
+
+
+HEALTHY = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+cell, actor, critic = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 1)
+optimizer = torch.optim.Adam([*cell.parameters(), *actor.parameters(), *critic.parameters()], 1e-3)
+mask = torch.tensor([True, False, False, False])
+for step in range(80):
+    h = torch.randn(4, 8)
+    for _ in range(4):
+        out = cell(h)
+        h = out.tanh().detach()
+    for _ in range(3):
+        scores = actor(h).masked_fill(mask, float("-inf"))
+        unused = scores.min()  # a mask, which nobody trains on
+    loss = scores.softmax(-1).square().mean() + critic(out.tanh()).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+worst = actor(h).masked_fill(mask, float("-inf"))
+raise SystemExit(0)
+"""
+
+
+def test_calls_without_a_gradient_are_no_incident_by_themselves(tmp_path):
+    done = record(tmp_path, "--strict", "--every", "8", "--", *warm(script(tmp_path, "healthy.py", HEALTHY)))
+    assert done.status == 0, done.err
+    assert incidents(done) == []
+
+
+RANKS = """
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.layer(x)
+        if sys.argv[1] == "talks":
+            dist.all_reduce(y.detach().clone())
+        return y + x.sqrt()
+
+
+net = DistributedDataParallel(Net())
+optimizer = torch.optim.SGD(net.parameters(), 1e-2)
+for step in range(12):
+    x = torch.rand(4, 8)
+    if step == 11 and dist.get_rank() == 1:
+        x[0, 0] = -1.0
+    loss = net(x).mean()
+    if step == 11:
+        sys.exit(4)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("talks", ["talks", "is quiet"])
+def test_a_rank_that_ends_alone_does_not_wait_for_the_others(tmp_path, talks):
+    done = record(tmp_path, "--every", "8", "--", *torchrun(2, script(tmp_path, "ranks.py", RANKS), talks))
+    (found,) = incidents(done)
+    assert found["given_up"]
+    assert found["outcome"] == ("failed" if talks == "talks" else "origin")
+    assert ("communicates" in (found["why"] or "")) == (talks == "talks")
