@@ -15,8 +15,9 @@ just read it there. A call that has raised is replayed if the exception speaks o
 from __future__ import annotations
 
 import itertools
+import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Final
 
@@ -29,11 +30,12 @@ from precdoctor.recording.ops.source_lines import is_foreign
 from precdoctor.recording.ops.tensor_facts import NEG_INF, badness
 from precdoctor.recording.process import attach
 from precdoctor.recording.process.attach import is_main_code
-from precdoctor.recording.process.fatal_exception import frames_left, tells_of_nonfinite
+from precdoctor.recording.process.fatal_exception import calls_left, tells_of_nonfinite
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.scene.loss_code import LossCode
 from precdoctor.recording.scene.step_snapshot import RootCall, Scene
+from precdoctor.recording.steps.sentinel import amax, largest
 
 #: Maximum number of calls whose outputs are read, the last ones of the step, and of frames that are searched.
 _MAX_CALLS, _MAX_FRAMES = 16, 32
@@ -61,6 +63,8 @@ class GivenUp:
     def step_begins(self, finite_before: Callable[[], dict[str, bool]]) -> None:
         """Read the calls that the loop has given up before this step, whose loss and gradients are finite.
 
+        Called if the step has several calls.
+
         Args:
             finite_before: returns whether the parts of a checkpoint were finite as the step began.
         """
@@ -78,7 +82,7 @@ class GivenUp:
 
     def _run_ends(self) -> None:
         """Read the calls of the step in progress as the log is closed."""
-        variables = (x for frame in frames_left()[:_MAX_FRAMES] for x in _variables(frame))
+        variables = (x for call in calls_left()[:_MAX_FRAMES] for x in _variables(call.tb_frame))
         main = static.own(sys.modules.get("__main__"))
         self._look(self._scene.without_gradients(), itertools.chain(variables, _losses(main)), "; the run has ended")
         if not self._is_over() and (raised := self._scene.raised()) and tells_of_nonfinite():
@@ -96,7 +100,7 @@ class GivenUp:
             return
         with kernels.apart_from_user_modes():
             try:
-                bad = [call for call in calls[-_MAX_CALLS:] if _is_bad(call)]
+                bad = _bad_ones(calls[-_MAX_CALLS:])
                 loss = None if bad else next((x for x in variables if badness(x.detach()) & ~NEG_INF), None)
             except RuntimeError as error:  # the device has failed: nothing can be read from it any more
                 attach.let_through(error)
@@ -124,11 +128,13 @@ class GivenUp:
             self._last, context.current.bad = context.step, True
 
 
-def _is_bad(call: RootCall) -> bool:
-    """Return whether a call has returned a NaN or +Inf; -Inf alone is a mask."""
-    return any(
-        tensor_leaves.version(x) == version and badness(x) & ~NEG_INF for _, x, version in call.outputs
-    )  # what was written to since is not what the call returned
+def _bad_ones(calls: Sequence[RootCall]) -> list[RootCall]:
+    """Return the calls that have returned a NaN or +Inf; -Inf alone is a mask. What was written to since is ignored."""
+    returned = [[x for _, x, version in c.outputs if tensor_leaves.version(x) == version] for c in calls]
+    if math.isfinite(largest(amax(itertools.chain.from_iterable(returned)))):
+        return []
+    kinds = [[badness(x) for x in tensor_leaves.all_plain(given)] for given in returned]
+    return [call for call, found in zip(calls, kinds, strict=True) if any(kind & ~NEG_INF for kind in found)]
 
 
 def _losses(variables: Mapping[str, Any]) -> Iterator[Tensor]:

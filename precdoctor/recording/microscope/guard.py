@@ -114,7 +114,8 @@ class Guard:
         if not gradients_bad and not loss_bad:
             if poisoned:
                 self._examine_buffers(poisoned, streak)
-            self.given_up.step_begins(lambda: self._finite_before(optimizer))
+            if len(self._scene.calls) > 1:
+                self.given_up.step_begins(lambda: self._finite_before(optimizer))
             return False
         if scaler is not None and not loss_bad and not streak.is_stuck(scaler):
             self._leave_to_scaler(poisoned, streak)

@@ -64,14 +64,14 @@ def _uncaught() -> object:
     return None if _earlier and error is _earlier[0] else error
 
 
-def frames_left() -> list[FrameType]:
-    """Return the frames that the exception which ends the process or the recorded block has left, innermost first."""
+def calls_left() -> list[TracebackType]:
+    """Return the calls that the exception which ends the process or the recorded block has left, innermost first."""
     error = sys.exc_info()[1] or _uncaught()
-    trace, frames = _TRACEBACK.__get__(error) if isinstance(error, BaseException) else None, []
+    trace, calls = _TRACEBACK.__get__(error) if isinstance(error, BaseException) else None, []
     while trace is not None:
-        frames.append(trace.tb_frame)
+        calls.append(trace)
         trace = trace.tb_next
-    return frames[::-1]
+    return calls[::-1]
 
 
 def ends_badly() -> bool:
@@ -96,7 +96,7 @@ def tells_of_nonfinite() -> bool:
     if not isinstance(error, Exception):
         return False
     texts = [x for x in error.args if type(x) is str]
-    texts += [linecache.getline(f.f_code.co_filename, f.f_lineno) for f in frames_left()[:1]]
+    texts += [linecache.getline(c.tb_frame.f_code.co_filename, c.tb_lineno) for c in calls_left()[:1]]
     return any(map(_NONFINITE.search, texts))
 
 

@@ -238,7 +238,7 @@ class Scene:
 
     def given_up(self) -> list[RootCall]:
         """Return the calls without a gradient that were repeated from the same line, and then had one."""
-        if len(self.calls) < 2 or not (without := self.without_gradients()):
+        if not (without := self.without_gradients()):
             return []
         trained = {(c.root, c.line) for c in self.calls if c.has_gradient}
         return [c for c in without if (c.root, c.line) in trained]
