@@ -9,7 +9,7 @@ returned is kept until the step ends, and is read
 - when the script calls ``sys.exit``, or the process ends.
 
 If all of that is finite, the loss is looked for among the variables of the user's code that is running: the script has
-just read it there. A call that has raised is replayed if the exception speaks of NaN or infinities.
+just read it there. A call that has raised is replayed if the exception is about NaN or infinities.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def _is_failure(status: object) -> bool:
 
 
 def tells_of_nonfinite() -> bool:
-    """Return whether the exception that ends the process, or the line that raised it, speaks of NaN or infinities.
+    """Return whether the exception that ends the process, or the line that raised it, is about NaN or infinities.
 
     torch's distributions raise such exceptions, and so do assertions of the user's.
     """
