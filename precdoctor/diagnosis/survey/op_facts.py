@@ -180,7 +180,7 @@ class Replay:
     bad_data: tuple[BadTensor, ...] = ()
     #: Whether the last batches of the data loaders were finite throughout; None if unknown.
     data_is_finite: bool | None = None
-    #: Whether the script has given the forward pass up: no backward pass or optimizer step followed it.
+    #: Whether the script has given the forward pass up: no optimizer step followed it.
     given_up: bool = False
 
 
@@ -202,16 +202,14 @@ def poisoned_steps(view: RunView, process: Process) -> tuple[int, ...]:
     return tuple(sorted(step for (rank, step), r in _replays(view).items() if rank == process.rank and r.target))
 
 
-def given_up_steps(view: RunView, process: Process) -> tuple[int, ...]:
-    """Return the steps with a non-finite forward pass that the script has given up."""
-    return tuple(sorted(step for (rank, step), r in _replays(view).items() if rank == process.rank and r.given_up))
+def unstepped(view: RunView, process: Process) -> dict[int, str]:
+    """Return the non-finite steps of a live trace, and those that the script gave up before the optimizer stepped.
 
-
-def traced_steps(view: RunView, process: Process) -> dict[int, str]:
-    """Return the steps that a live trace found non-finite, with the kind of the first non-finite tensor of each."""
+    With the kind of the first non-finite tensor of each.
+    """
     kinds = {"forward": "loss", "backward": "weight_grad", "optimizer": "weight"}
-    live = [(at, r) for at, r in sorted(_replays(view).items()) if r.live]
-    return {step: kinds.get(r.phase, "loss") for (rank, step), r in live if rank == process.rank}
+    found = [(at, r) for at, r in sorted(_replays(view).items()) if r.live or r.given_up]
+    return {step: kinds.get(r.phase, "loss") for (rank, step), r in found if rank == process.rank}
 
 
 def _replays(view: RunView) -> dict[tuple[int, int], Replay]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -68,7 +69,13 @@ class Examination:
 
 @no_anomalies()
 def examine(
-    scene: Scene, names: Names, look_at: str, *, values: bool, given_up: list[RootCall] | None = None
+    scene: Scene,
+    names: Names,
+    look_at: str,
+    *,
+    values: bool,
+    calls: list[RootCall] | None = None,
+    alone: bool = False,
 ) -> Examination:
     """Replay the step's root calls until one shows the bad value; restore the state of the process.
 
@@ -76,7 +83,8 @@ def examine(
         look_at: where the bad value is: ``outputs`` (of forward passes), ``gradients``, or ``buffers`` (written
             forward).
         values: whether facts may hold single values.
-        given_up: for ``outputs``: replay only these calls, which this rank alone has given up; None: all.
+        calls: for ``outputs``: replay only these calls; None: all.
+        alone: whether no other rank replays its step now.
     """
     if (refused := scene.why_not_now()) is not None:
         return Examination("refused", why=refused)
@@ -84,12 +92,10 @@ def examine(
     owners = list({id(o): o for c in scene.calls for o in c.owners}.values())
     random, attributes = RandomState.now(), Attributes([*modules, *owners])
     try:
-        if given_up is not None:
-            with Alone():
-                done = _forward(scene, names, values=values, calls=given_up)
-        else:
-            look = {"outputs": _forward, "gradients": _backward, "buffers": _buffers}[look_at]
-            done = look(scene, names, values=values)
+        forward = functools.partial(_forward, calls=calls)
+        looks: dict[str, Callable[..., Examination]] = {"outputs": forward, "gradients": _backward, "buffers": _buffers}
+        with Alone() if alone else contextlib.nullcontext():
+            done = looks[look_at](scene, names, values=values)
     except Exception as error:  # noqa: BLE001 - the user's own forward may refuse to run twice
         attach.let_through(error)
         done = Examination("failed", why=attach.sentence(error))

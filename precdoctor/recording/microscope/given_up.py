@@ -1,7 +1,7 @@
-"""Examines forward passes that the script gives up: it has seen a non-finite loss, and skips the batch or ends.
+"""Examines steps that the script gives up: it has seen a non-finite loss, and skips the batch or ends.
 
-Such a pass has no backward pass and no optimizer step, so the guard does not see it. What its top-level modules
-returned is kept until the step ends, and is read
+No optimizer step follows, so the guard does not see them. Without a backward pass all that is kept is what the
+top-level modules returned; it is read
 
 - before the optimizer steps, if a call got no gradient and another one from the same line did: the loop has gone on
   with the next batch;
@@ -9,7 +9,8 @@ returned is kept until the step ends, and is read
 - when the script calls ``sys.exit``, or the process ends.
 
 If all of that is finite, the loss is looked for among the variables of the user's code that is running: the script has
-just read it there. A call that has raised is replayed if the exception is about NaN or infinities.
+just read it there. At the end, the losses and gradients of a step with a backward pass are read too, and a call that
+has raised is replayed if the exception is about NaN or infinities.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.scene.loss_code import LossCode
 from precdoctor.recording.scene.step_snapshot import RootCall, Scene
-from precdoctor.recording.steps.sentinel import amax, largest
+from precdoctor.recording.slots.deferred import read
+from precdoctor.recording.slots.step_batch import looks_like_a_scale
+from precdoctor.recording.steps.sentinel import amax, gradients_of, largest
 
 #: Maximum number of calls whose outputs are read, the last ones of the step, and of frames that are searched.
 _MAX_CALLS, _MAX_FRAMES = 16, 32
@@ -45,10 +48,22 @@ _READS_FUNCTIONS: Final = sys.version_info >= (3, 13)
 
 
 class GivenUp:
-    """Reads what given-up calls returned, and logs an incident if it is not finite; at most one per step."""
+    """Reads what a step has left behind, and logs an incident if it is not finite; at most one per step.
 
-    def __init__(self, context: StepContext, scene: Scene, loss_code: LossCode, incidents: Incidents) -> None:
+    Args:
+        found_bad: returns whether a step is an incident already.
+    """
+
+    def __init__(
+        self,
+        context: StepContext,
+        scene: Scene,
+        loss_code: LossCode,
+        incidents: Incidents,
+        found_bad: Callable[[int], bool],
+    ) -> None:
         self._context, self._scene, self._loss_code, self._incidents = context, scene, loss_code, incidents
+        self._found_bad = found_bad
         self._forget()
         context.when_forked.append(self._forget)
         guard = guarded(context)
@@ -76,17 +91,38 @@ class GivenUp:
         self._look(self._scene.without_gradients(), _running(sys._getframe(1), functions=_READS_FUNCTIONS), "")
 
     def _leaves(self, frame: FrameType) -> None:
-        """Read the calls of the step in progress as the script calls ``sys.exit``."""
+        """Judge the step in progress as the script calls ``sys.exit``."""
         if self._context.state == "armed":
+            self._judge_trained("; the script ends")
             self._look(self._scene.without_gradients(), _running(frame), "; the script ends")
 
     def _run_ends(self) -> None:
-        """Read the calls of the step in progress as the log is closed."""
+        """Judge the step in progress as the log is closed."""
+        end = "; the run has ended"
+        self._judge_trained(end)
         variables = (x for call in calls_left()[:_MAX_FRAMES] for x in _variables(call.tb_frame))
         main = static.own(sys.modules.get("__main__"))
-        self._look(self._scene.without_gradients(), itertools.chain(variables, _losses(main)), "; the run has ended")
+        self._look(self._scene.without_gradients(), itertools.chain(variables, _losses(main)), end)
         if not self._is_over() and (raised := self._scene.raised()) and tells_of_nonfinite():
-            self._examine("a value in a forward pass", "; the run has ended", raised[-1:], {}, is_certain=False)
+            self._examine("outputs", "a value in a forward pass", end, calls=raised[-1:], is_certain=False)
+
+    def _judge_trained(self, end: str) -> None:
+        """Log an incident if the step has had a backward pass, and its loss or its gradients are not finite."""
+        context = self._context
+        if not context.micro_step or self._is_over():
+            return
+        try:
+            losses = [value for value in map(read, context.current.losses) if value is not None]
+            weights = [p for call in self._scene.calls for p in static.parameters(call.module)]
+            gradient = largest(amax(gradients_of(weights)))
+        except RuntimeError as error:  # the device has failed: nothing can be read from it any more
+            attach.let_through(error)
+            return
+        scaled = context.current.loss_scale is not None or any(map(looks_like_a_scale, context.current.root_factors))
+        if not all(map(math.isfinite, losses)):
+            self._examine("outputs", "the loss", end)
+        elif math.isnan(gradient) or (math.isinf(gradient) and not scaled):
+            self._examine("gradients", "a gradient", end)
 
     def _look(
         self,
@@ -111,20 +147,30 @@ class GivenUp:
             return
         what = "the result of a forward pass" if bad else "a loss"
         more = {} if finite_before is None else {"finite_before": finite_before()}
-        self._examine(f"{what} without a backward pass", end, bad or calls, more)
+        self._examine("outputs", f"{what} without a backward pass", end, more, calls=bad or calls)
 
     def _is_over(self) -> bool:
         """Return whether nothing is to be examined any more in this step."""
         context = self._context
-        return context.options.on_nonfinite == "observe" or context.traced or self._last == context.step
+        over = context.options.on_nonfinite == "observe" or context.traced
+        return over or self._last == context.step or self._found_bad(context.step)
 
     def _examine(
-        self, what: str, end: str, calls: list[RootCall], more: dict[str, Any], *, is_certain: bool = True
+        self,
+        look_at: str,
+        what: str,
+        end: str,
+        more: dict[str, Any] | None = None,
+        *,
+        calls: list[RootCall] | None = None,
+        is_certain: bool = True,
     ) -> None:
+        """Log an incident; the arguments are those of :meth:`Incidents.examine`."""
         context = self._context
-        data: dict[str, Any] = {"policy": context.options.on_nonfinite, "given_up": True, "loss_is_bad": True}
-        data |= {"gradients_are_bad": False, "skips_in_a_row": 0, **more}
-        if self._incidents.examine("outputs", what, data, end, given_up=calls, is_certain=is_certain):
+        of_loss = look_at == "outputs"
+        data: dict[str, Any] = {"policy": context.options.on_nonfinite, "given_up": True, "loss_is_bad": of_loss}
+        data |= {"gradients_are_bad": not of_loss, "skips_in_a_row": 0, **(more or {})}
+        if self._incidents.examine(look_at, what, data, end, calls=calls, alone=True, is_certain=is_certain):
             self._last, context.current.bad = context.step, True
 
 

@@ -48,7 +48,8 @@ class Incidents:
         data: dict[str, Any],
         end: str,
         *,
-        given_up: list[RootCall] | None = None,
+        calls: list[RootCall] | None = None,
+        alone: bool = False,
         is_certain: bool = True,
     ) -> bool:
         """Log an incident of the current step; replay the step to find the op if few incidents were examined so far.
@@ -60,7 +61,7 @@ class Incidents:
             what: the tensor that is not finite, for the terminal.
             data: what is known of the incident already.
             end: what happens next, as the end of a sentence for the terminal.
-            given_up: the only calls to replay, without other ranks: the script has given them up.
+            calls, alone: as for :func:`.examination.examine`.
             is_certain: false: there is an incident only if the replay finds an op.
         """
         context = self._context
@@ -73,7 +74,7 @@ class Incidents:
         if (why := context.threads.why_no_replay) is not None:
             done = examination.Examination("refused", why=why)
         else:
-            done = examination.examine(self._scene, context.names, look_at, values=values, given_up=given_up)
+            done = examination.examine(self._scene, context.names, look_at, values=values, calls=calls, alone=alone)
         if not is_certain and done.outcome != "origin":
             return False
         number = self.number()

@@ -1,4 +1,4 @@
-"""Scripts that see a non-finite loss and stop, or go on with the next batch: no backward pass and no step follows."""
+"""Scripts that see a non-finite loss or gradient and stop, or go on with the next batch: no step follows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tests.support.processes import PYTHON, record, script, torchrun, warm
 
 #: Steps with a bad batch; no step of them is sampled with every 8th.
 BAD = (75, 76)
-#: ``where`` is who makes the value: the model, or code behind it. ``way`` is what the script does then.
+#: ``where`` is who makes the value: the model (``after``: seen only after the backward pass; ``inside``: seen by the
+#: model itself), code behind it, or the backward pass. ``way`` is what the script does then.
 LOOP = """
 import math
 import sys
@@ -34,7 +35,7 @@ class Net(nn.Module):
         if where == "inside" and (x[:, 0] < 0).any():
             raise ValueError(f"found nan: {x[:, :1].sqrt()}")
         inner = self.norm(self.first(x).relu())
-        return self.last(inner) + (x[:, :1].sqrt() if where in ("model", "inside") else 1.0)
+        return self.last(inner) + (x[:, :1].sqrt() if where in ("model", "after", "inside") else 1.0)
 
 
 net = Net()
@@ -45,11 +46,15 @@ def train():
     for step in range(90):
         x = torch.rand(8, 8)
         if step in bad:
-            x[3, 0] = -1.0
+            x[3, 0] = net.last.bias.item() if where == "gradient" else -1.0
         loss = (net(x) - 1.0).square().mean()
         if where == "loss":
             loss = loss + x[:, 0].mul(net.last.bias).sqrt().mean()
-        if not math.isfinite(loss.item()):
+        if where in ("gradient", "after"):
+            loss = loss + (net.last.bias - x[3, 0]).clamp(min=0.0).sqrt() if where == "gradient" else loss
+            optimizer.zero_grad()
+            loss.backward()
+        if not math.isfinite(loss.item()) or (where == "gradient" and not net.last.bias.grad.isfinite().all()):
             if way == "exit":
                 sys.exit(3)
             elif way == "raise":
@@ -57,8 +62,9 @@ def train():
             elif way == "stop":
                 return
             continue
-        optimizer.zero_grad()
-        loss.backward()
+        if where not in ("gradient", "after"):
+            optimizer.zero_grad()
+            loss.backward()
         optimizer.step()
 
 
@@ -90,20 +96,20 @@ def incidents(done) -> list[dict]:
 @pytest.mark.parametrize(
     ("where", "way"),
     [
-        *[("model", "exit"), ("model", "raise"), ("model", "stop"), ("model", "continue")],
-        *[("loss", "exit"), ("loss", "raise"), ("inside", "raise")],
+        *[("model", "exit"), ("model", "stop"), ("model", "continue"), ("loss", "exit"), ("loss", "raise")],
+        *[("inside", "raise"), ("after", "raise"), ("gradient", "stop")],
     ],
 )
-def test_what_made_the_loss_of_a_step_without_a_backward_pass_is_named(tmp_path, loop, where, way):
+def test_what_made_a_step_non_finite_that_the_script_gave_up_is_named(tmp_path, loop, where, way):
     arguments = (where, way, ",".join(map(str, BAD)))
     done = record(tmp_path, "--strict", "--every", "8", "--", PYTHON, str(loop), *arguments)
-    plain = record(tmp_path, "--on-nonfinite", "observe", "--", *warm(loop, *arguments), run=tmp_path / "plain")
-    assert done.out == plain.out, "the same weights"
-    assert done.status == plain.status
+    if way in ("exit", "continue"):
+        plain = record(tmp_path, "--on-nonfinite", "observe", "--", *warm(loop, *arguments), run=tmp_path / "plain")
+        assert (done.out, done.status) == (plain.out, plain.status), "the same weights"
     (finding,) = told(done)
-    assert finding.code == ("PD103" if where == "loss" else "PD101")
+    assert finding.code == {"loss": "PD103", "gradient": "PD102"}.get(where, "PD101")
     assert finding.location.step == BAD[0]
-    assert finding.cause == "sqrt-of-negative"
+    assert finding.cause == ("sqrt-gradient-at-zero" if where == "gradient" else "sqrt-of-negative")
     assert finding.evidence["recovered"] == (way == "continue")
     assert all(i["given_up"] and i["outcome"] == "origin" for i in incidents(done))
     if way == "continue":
