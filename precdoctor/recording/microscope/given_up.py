@@ -36,7 +36,6 @@ from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.scene.loss_code import LossCode
 from precdoctor.recording.scene.step_snapshot import RootCall, Scene
-from precdoctor.recording.slots.deferred import read
 from precdoctor.recording.slots.step_batch import looks_like_a_scale
 from precdoctor.recording.steps.sentinel import amax, gradients_of, largest
 
@@ -52,6 +51,7 @@ class GivenUp:
 
     Args:
         found_bad: returns whether a step is an incident already.
+        loss_is_bad: returns whether a loss of the current step is non-finite, and no loss scaler is the reason.
     """
 
     def __init__(
@@ -61,9 +61,10 @@ class GivenUp:
         loss_code: LossCode,
         incidents: Incidents,
         found_bad: Callable[[int], bool],
+        loss_is_bad: Callable[..., bool],
     ) -> None:
         self._context, self._scene, self._loss_code, self._incidents = context, scene, loss_code, incidents
-        self._found_bad = found_bad
+        self._found_bad, self._loss_is_bad = found_bad, loss_is_bad
         self._forget()
         context.when_forked.append(self._forget)
         guard = guarded(context)
@@ -111,17 +112,17 @@ class GivenUp:
         context = self._context
         if not context.micro_step or self._is_over():
             return
+        scaled = context.current.loss_scale is not None or any(map(looks_like_a_scale, context.current.root_factors))
+        weights = [p for call in self._scene.calls for p in static.parameters(call.module)]
         try:
-            losses = [value for value in map(read, context.current.losses) if value is not None]
-            weights = [p for call in self._scene.calls for p in static.parameters(call.module)]
-            gradient = largest(amax(gradients_of(weights)))
+            loss_bad = self._loss_is_bad(scaled=scaled)
+            gradients_bad = not scaled and not math.isfinite(largest(amax(gradients_of(weights))))
         except RuntimeError as error:  # the device has failed: nothing can be read from it any more
             attach.let_through(error)
             return
-        scaled = context.current.loss_scale is not None or any(map(looks_like_a_scale, context.current.root_factors))
-        if not all(map(math.isfinite, losses)):
+        if loss_bad:
             self._examine("outputs", "the loss", end)
-        elif math.isnan(gradient) or (math.isinf(gradient) and not scaled):
+        elif gradients_bad:
             self._examine("gradients", "a gradient", end)
 
     def _look(

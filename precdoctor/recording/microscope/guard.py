@@ -46,7 +46,7 @@ class Guard:
     def __init__(self, context: StepContext, scene: Scene, loss_code: LossCode, suspect: Callable[[], None]) -> None:
         self._context, self._scene, self._suspect = context, scene, suspect
         self.incidents = Incidents(context, scene)
-        self.given_up = GivenUp(context, scene, loss_code, self.incidents, self.found_bad)
+        self.given_up = GivenUp(context, scene, loss_code, self.incidents, self.found_bad, self._loss_is_bad)
         context.when_forked.append(self._forget)
         self._last_gradients = LastGradients(context, self._number_of_bad_step)
         self._forget()
