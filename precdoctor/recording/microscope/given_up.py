@@ -3,8 +3,8 @@
 No optimizer step follows, so the guard does not see them. Without a backward pass all that is kept is what the
 top-level modules returned; it is read
 
-- before the optimizer steps, if a call got no gradient and another one from the same line did: the loop has gone on
-  with the next batch;
+- before the optimizer steps, if a call got no gradient and another one from the same line did (the loop has gone on
+  with the next batch), or if there was no backward pass (a closure that returns without one);
 - when the step has made more calls than are kept for a replay: the loop gives up every batch;
 - when the script calls ``sys.exit``, or the process ends.
 
@@ -22,12 +22,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Final
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from precdoctor.recording import kernels
 from precdoctor.recording.microscope.incidents import Incidents
 from precdoctor.recording.model import static, tensor_leaves
-from precdoctor.recording.ops.source_lines import is_foreign
+from precdoctor.recording.model.module_names import class_name
+from precdoctor.recording.ops.source_lines import Line, is_foreign
 from precdoctor.recording.ops.tensor_facts import NEG_INF, badness
 from precdoctor.recording.process import attach
 from precdoctor.recording.process.attach import is_main_code
@@ -44,6 +45,8 @@ _MAX_CALLS, _MAX_FRAMES = 16, 32
 #: Whether the variables of a function can be read without keeping them alive until it returns: Python stores a copy of
 #: them in the frame before 3.13.
 _READS_FUNCTIONS: Final = sys.version_info >= (3, 13)
+#: The function of torch's that every call of a module goes through.
+_MODULE_CALL: Final = getattr(nn.Module._wrapped_call_impl, "__code__", None)
 
 
 class GivenUp:
@@ -79,7 +82,7 @@ class GivenUp:
     def step_begins(self, finite_before: Callable[[], dict[str, bool]]) -> None:
         """Read the calls that the loop has given up before this step, whose loss and gradients are finite.
 
-        Called if the step has several calls.
+        Called if the step has several calls, or no backward pass.
 
         Args:
             finite_before: returns whether the parts of a checkpoint were finite as the step began.
@@ -104,8 +107,27 @@ class GivenUp:
         variables = (x for call in calls_left()[:_MAX_FRAMES] for x in _variables(call.tb_frame))
         main = static.own(sys.modules.get("__main__"))
         self._look(self._scene.without_gradients(), itertools.chain(variables, _losses(main)), end)
-        if not self._is_over() and (raised := self._scene.raised()) and tells_of_nonfinite():
-            self._examine("outputs", "a value in a forward pass", end, calls=raised[-1:], is_certain=False)
+        if not self._is_over() and tells_of_nonfinite() and (call := self._scene.raised() or self._call_left()):
+            self._examine("outputs", "a value in a forward pass", end, calls=[call], is_certain=False)
+
+    def _call_left(self) -> RootCall | None:
+        """Keep the outermost module call that the exception has left, if any, and return it.
+
+        A call without gradients, as in a rollout, is not kept as it begins; its autocast state is lost.
+        """
+        outwards = calls_left()
+        for depth in reversed(range(len(outwards))):
+            frame = outwards[depth].tb_frame
+            if frame.f_code is _MODULE_CALL:
+                module, args, kwargs = (frame.f_locals[name] for name in ("self", "args", "kwargs"))
+                place = self._context.names.find(module)
+                root = class_name(module) if place is None else place.root
+                call = self._scene.enter(module, root, args, kwargs)
+                users = (c for c in outwards[depth:] if not is_foreign(c.tb_frame.f_code.co_filename))
+                if call is not None and (caller := next(users, None)) is not None:
+                    call.line = Line(caller.tb_frame.f_code.co_filename, caller.tb_lineno)
+                return call
+        return None
 
     def _judge_trained(self, end: str) -> None:
         """Log an incident if the step has had a backward pass, and its loss or its gradients are not finite."""

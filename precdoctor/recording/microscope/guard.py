@@ -114,7 +114,7 @@ class Guard:
         if not gradients_bad and not loss_bad:
             if poisoned:
                 self._examine_buffers(poisoned, streak)
-            if len(self._scene.calls) > 1:
+            if len(self._scene.calls) > 1 or not self._context.micro_step:
                 self.given_up.step_begins(lambda: self._finite_before(optimizer))
             return False
         if scaler is not None and not loss_bad and not streak.is_stuck(scaler):

@@ -231,15 +231,19 @@ class Scene:
         in_progress = self._step == self._context.current.step
         return [c for c in self.calls if c.makers and not c.has_gradient] if in_progress else []
 
-    def raised(self) -> list[RootCall]:
-        """Return the calls of the step in progress that have not returned."""
+    def raised(self) -> RootCall | None:
+        """Return the last call of the step in progress that has not returned; None if there is none."""
         in_progress = self._step == self._context.current.step
-        return [c for c in self.calls if not c.returned] if in_progress else []
+        return next((c for c in reversed(self.calls) if in_progress and not c.returned), None)
 
     def given_up(self) -> list[RootCall]:
-        """Return the calls without a gradient that were repeated from the same line, and then had one."""
-        if not (without := self.without_gradients()):
-            return []
+        """Return the calls without a gradient that were repeated from the same line, and then had one.
+
+        All of them if the step has had no backward pass.
+        """
+        without = self.without_gradients()
+        if not without or not self._context.micro_step:
+            return without
         trained = {(c.root, c.line) for c in self.calls if c.has_gradient}
         return [c for c in without if (c.root, c.line) in trained]
 

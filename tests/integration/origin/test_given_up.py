@@ -124,6 +124,56 @@ def test_a_loop_that_gives_up_every_batch_is_told_of_before_it_ends(tmp_path, lo
     assert not finding.evidence["recovered"]
 
 
+OTHERS = """
+import sys
+
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+policy = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+optimizer = torch.optim.Adam(policy.parameters(), 1e-3)
+
+
+class Actor(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, x):
+        return torch.distributions.Normal(self.policy(x), 1.0).sample()
+
+
+actor = Actor()
+for step in range(20):
+    x = torch.rand(8, 4)
+    if step == 11:
+        x[2, 1] = float("nan")
+    if sys.argv[1] == "rollout":
+        with torch.no_grad():
+            actor(x)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = policy(x).square().mean()
+        if not loss.isfinite():
+            return None
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+"""
+
+
+@pytest.mark.parametrize("what", ["rollout", "closure"])
+def test_a_rollout_that_raises_and_a_closure_without_a_backward_pass(tmp_path, what):
+    done = record(tmp_path, "--every", "8", "--", *warm(script(tmp_path, "others.py", OTHERS), what))
+    (finding,) = told(done)
+    assert (finding.code, finding.location.step) == ("PD104", 11)
+    assert finding.evidence["recovered"] == (what == "closure")
+    assert "[2, 1]" in finding.message
+
+
 HEALTHY = """
 import torch
 from torch import nn
