@@ -202,14 +202,15 @@ def poisoned_steps(view: RunView, process: Process) -> tuple[int, ...]:
     return tuple(sorted(step for (rank, step), r in _replays(view).items() if rank == process.rank and r.target))
 
 
-def unstepped(view: RunView, process: Process) -> dict[int, str]:
-    """Return the non-finite steps of a live trace, and those that the script gave up before the optimizer stepped.
+def replayed_steps(view: RunView, process: Process) -> dict[int, str]:
+    """Return the non-finite steps that their own columns may not show, with the kind of each one's first tensor.
 
-    With the kind of the first non-finite tensor of each.
+    They are those of a live trace, those that the script gave up, and those whose optimizer spoilt the weights.
     """
     kinds = {"forward": "loss", "backward": "weight_grad", "optimizer": "weight"}
-    found = [(at, r) for at, r in sorted(_replays(view).items()) if r.live or r.given_up]
-    return {step: kinds.get(r.phase, "loss") for (rank, step), r in found if rank == process.rank}
+    own = [(step, r) for (rank, step), r in sorted(_replays(view).items()) if rank == process.rank]
+    shown = ((s, r) for s, r in own if r.live or r.given_up or (r.phase == "optimizer" and not r.target))
+    return {step: kinds.get(r.phase, "loss") for step, r in shown}
 
 
 def _replays(view: RunView) -> dict[tuple[int, int], Replay]:

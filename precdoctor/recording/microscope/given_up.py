@@ -9,8 +9,8 @@ top-level modules returned; it is read
 - when the script calls ``sys.exit``, or the process ends.
 
 If all of that is finite, the loss is looked for among the variables of the user's code that is running: the script has
-just read it there. At the end, the losses and gradients of a step with a backward pass are read too, and a call that
-has raised is replayed if the exception is about NaN or infinities.
+just read it there. At the end, the losses and gradients of a step with a backward pass are read too. A call or a
+backward pass that has raised is replayed if the exception is about NaN or infinities.
 """
 
 from __future__ import annotations
@@ -107,7 +107,11 @@ class GivenUp:
         variables = (x for call in calls_left()[:_MAX_FRAMES] for x in _variables(call.tb_frame))
         main = static.own(sys.modules.get("__main__"))
         self._look(self._scene.without_gradients(), itertools.chain(variables, _losses(main)), end)
-        if not self._is_over() and tells_of_nonfinite() and (call := self._scene.raised() or self._call_left()):
+        if self._is_over() or not tells_of_nonfinite():
+            return
+        if any(c.tb_frame.f_code.co_name == "_engine_run_backward" for c in calls_left()):  # the user's anomaly mode
+            self._examine("gradients", "a value in the backward pass", end)
+        elif call := self._scene.raised() or self._call_left():
             self._examine("outputs", "a value in a forward pass", end, calls=[call], is_certain=False)
 
     def _call_left(self) -> RootCall | None:

@@ -211,9 +211,9 @@ class Guard:
     def after_step(
         self, optimizer: torch.optim.Optimizer, before: Mapping[int, Tensor], given: Sequence[tuple[Tensor, Tensor]]
     ) -> None:
-        """Report an optimizer state (on the CPU) or weights (on sampled steps) that the optimizer has made non-finite.
+        """Report an optimizer state (on the CPU) or weights that the optimizer has made non-finite.
 
-        Waits for weights on a device.
+        Weights are read on sampled steps, and if a learning rate is not finite. Waits for weights on a device.
 
         Args:
             before: copies of weights from before the step, by ``id``, as far as there are any.
@@ -228,14 +228,15 @@ class Guard:
         if self._last_bad == context.current.step or not self.incidents.has_room or self._policy == "observe":
             return
         gradient, self._gradient = self._gradient, None
-        if not context.live and not self._state.due(optimizer, gradient):
+        reads_weights = context.live or any(type(r) is float and not math.isfinite(r) for r in context.current.lrs)
+        if not reads_weights and not self._state.due(optimizer, gradient):
             return
         parameters = parameters_of(optimizer)
         on_cpu = all(p.is_cpu for p in parameters)
-        if not on_cpu and (not context.live or is_capturing()):
+        if not on_cpu and (not reads_weights or is_capturing()):
             return
         layout = self._weights.get(optimizer) or self._weights.put(optimizer, Layout())
-        if not context.live or math.isfinite(largest(amax(parameters, layout))):
+        if not reads_weights or math.isfinite(largest(amax(parameters, layout))):
             due = on_cpu and (not context.live or self._state.due(optimizer, gradient))
             if due and (poisoned := self._state.look(optimizer)):
                 self._report_state(optimizer, poisoned)

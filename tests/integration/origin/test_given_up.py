@@ -147,8 +147,10 @@ class Actor(nn.Module):
 actor = Actor()
 for step in range(20):
     x = torch.rand(8, 4)
-    if step == 11:
+    if step == 11 and sys.argv[1] in ("rollout", "closure"):
         x[2, 1] = float("nan")
+    if step == 11 and sys.argv[1] == "rate":
+        optimizer.param_groups[0]["lr"] = float("inf")
     if sys.argv[1] == "rollout":
         with torch.no_grad():
             actor(x)
@@ -158,20 +160,32 @@ for step in range(20):
         loss = policy(x).square().mean()
         if not loss.isfinite():
             return None
-        loss.backward()
+        if step == 11 and sys.argv[1] == "anomaly":
+            loss = loss + (policy[2].bias * 0.0).sqrt().sum()
+        with torch.autograd.set_detect_anomaly(sys.argv[1] == "anomaly"):
+            loss.backward()
         return loss
 
     optimizer.step(closure)
 """
 
 
-@pytest.mark.parametrize("what", ["rollout", "closure"])
-def test_a_rollout_that_raises_and_a_closure_without_a_backward_pass(tmp_path, what):
+@pytest.mark.parametrize(
+    ("what", "code", "words"),
+    [
+        ("rollout", "PD104", "[2, 1]"),
+        ("closure", "PD104", "[2, 1]"),
+        ("anomaly", "PD102", "sqrt-gradient-at-zero"),
+        ("rate", "PD105", "the learning rate of parameter group 0 is infinite"),
+    ],
+)
+def test_steps_that_the_guard_does_not_see(tmp_path, what, code, words):
+    """A rollout that raises, a closure without a backward pass, the user's anomaly mode, an infinite learning rate."""
     done = record(tmp_path, "--every", "8", "--", *warm(script(tmp_path, "others.py", OTHERS), what))
     (finding,) = told(done)
-    assert (finding.code, finding.location.step) == ("PD104", 11)
+    assert (finding.code, finding.location.step) == (code, 11)
     assert finding.evidence["recovered"] == (what == "closure")
-    assert "[2, 1]" in finding.message
+    assert words in finding.message
 
 
 HEALTHY = """

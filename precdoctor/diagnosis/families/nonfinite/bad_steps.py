@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from precdoctor.diagnosis.families.nonfinite.culprit import culprit_at
 from precdoctor.diagnosis.survey.healthy_steps import is_well, reference_of
-from precdoctor.diagnosis.survey.op_facts import poisoned_steps, unstepped
+from precdoctor.diagnosis.survey.op_facts import poisoned_steps, replayed_steps
 from precdoctor.diagnosis.survey.origin import suspicious
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TRIGGER_KINDS, number
 from precdoctor.diagnosis.survey.step_facts import StepFacts
@@ -21,9 +21,8 @@ GRADIENTS = frozenset({"weight_grad", "weight_grad_step"})
 def incident_steps(view: RunView) -> Mapping[Process, Mapping[int, frozenset[str]]]:
     """The non-finite steps of each process that no loss scaler handled, each with the kinds of its non-finite tensors.
 
-    The loss, gradients and weights count, what a live trace found, and what the script has given up. If all of them
-    were finite, so do poisoned buffers and optimizer state (as ``buffer``), and outputs of inference and of an
-    incomplete last step.
+    The loss, gradients and weights count, and what a replay found. If all of them were finite, so do poisoned buffers
+    and optimizer state (as ``buffer``), and outputs of inference and of an incomplete last step.
     """
     return view.remember("incident-steps", lambda: _incident_steps(view))
 
@@ -40,7 +39,7 @@ def _incident_steps(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
                 del by_step[step]
         for step in poisoned_steps(view, process):
             by_step.setdefault(step, frozenset({"buffer"}))
-        for step, kind in unstepped(view, process).items():
+        for step, kind in replayed_steps(view, process).items():
             by_step.setdefault(step, frozenset({kind}))
         for step in _nonfinite_outputs(view, process, [f.step for f in steps if f.inference and f.sampled]):
             by_step.setdefault(step, frozenset({"output"}))

@@ -198,7 +198,7 @@ def _find_incident(at: _Step) -> Incident | None:
     if base is None:
         how = ("optimizer" if in_optimizer else "between") if code == "PD105" else ""
         return at.incident(culprit.phase, culprit.cause, culprit=culprit, how=how)
-    how = "optimizer" if code == "PD105" and in_optimizer else base.how
+    how = ("optimizer" if in_optimizer else "between") if code == "PD105" else base.how
     return replace(base, how=how, code=code, phase=culprit.phase, cause=culprit.cause, culprit=culprit, unrecorded=None)
 
 
