@@ -237,7 +237,9 @@ class Casts:
         measured = {**_kinds(source, result), "numel": result.numel(), **counted, **sizes}
         event, weight = self._findings.event_of(call), max(share, channels)
         if call.phase in ("script", "forward", "loss"):
-            self._effects.begin("cast", event, weight, result, torch.where(kept, x, y), **measured)
+            error = self._effects.begin("cast", event, weight, result, torch.where(kept, x, y), **measured)
+            if error is not None and call.phase == "script" and call.name == "_to_copy":
+                self._effects.watch_copy(error, result)
         else:
             self._findings.add_event("cast", event, weight, **measured)
 

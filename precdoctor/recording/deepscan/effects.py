@@ -19,6 +19,8 @@ from torch import Tensor
 
 from precdoctor.recording.deepscan.scan_facts import Event, Findings, op_reference
 from precdoctor.recording.deepscan.scanned_op import Call, names
+from precdoctor.recording.ops.dispatched_ops import tensors_in
+from precdoctor.recording.ops.storage_notes import Notes
 
 Owner = TypeVar("Owner")
 #: Maximum number of errors per scan, of ops that an error is followed through, of shadows at a time.
@@ -97,6 +99,7 @@ class Error:
         share: the error's share of the tensor's magnitude, over the wrong elements.
         effect: the largest share of a final result; None if unknown.
         fed: the op that made that result.
+        matters: false for a copy that no op has read so far: one made for a checkpoint does no harm.
     """
 
     kind: str
@@ -107,6 +110,7 @@ class Error:
     effect: float | None = None
     fed: Event | None = None
     hops: int = 0
+    matters: bool = True
 
     def settle(self, effect: float, fed: Event) -> None:
         """Note the effect on a final result, if it is the largest so far."""
@@ -134,11 +138,30 @@ class Effects:
         self._shadows: Shadows[_CarriedErrors] = Shadows(room, _MAX_SHADOWS)
         self._held: list[_CarriedErrors] = []
         self._errors: list[Error] = []
+        #: Copies that no op has read yet.
+        self._copies: Notes[Error] = Notes()
 
     @property
     def follows_some(self) -> bool:
         """Whether an error is being followed."""
         return bool(self._errors)
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether copies are watched for the first op that reads them."""
+        return bool(self._copies)
+
+    def watch_copy(self, error: Error, copy: Tensor) -> None:
+        """Drop the fact about a copy unless an op reads its memory before the scan ends; views do not count."""
+        error.matters = False
+        self._copies.put(copy, error)
+
+    def note_reads(self, args: Any, kwargs: Any) -> None:
+        """Note the copies among an op's operands as read."""
+        for x in tensors_in((args, kwargs)):
+            if (error := self._copies.get(x)) is not None:
+                error.matters = True
+                self._copies.drop(x)
 
     def begin(self, kind: str, event: Event, weight: float, x: Tensor, right: Tensor, **data: Any) -> Error | None:
         """Follow a wrong tensor; the fact about it is noted when the scan ends.
@@ -277,6 +300,8 @@ class Effects:
                     self._settle_all(held)
         for error in self._errors:
             effect = error.effect
+            if not error.matters:
+                continue
             if effect is None:
                 self._findings.add_event(error.kind, error.event, error.weight, **error.data)
             elif effect >= _NOTED:
@@ -285,6 +310,7 @@ class Effects:
                     error.kind, error.event, weight, **error.data, effect=effect, fed=error.fed
                 )  # fmt: skip
         self._errors, self._held = [], []
+        self._copies.clear()
 
 
 def _shares(seen: Tensor, right: Tensor, dtype: torch.dtype) -> tuple[float, float]:

@@ -133,6 +133,8 @@ class ScanMode(WindowMode):
         if self.cannot_look or not self.complete:
             return func(*args, **kwargs)
         phase = self.phase()
+        if self._effects.has_copies and not func.is_view:
+            self.guarded(lambda: self._effects.note_reads(args, kwargs))
         if self._micro_steps.watches and phase != "backward":
             self.guarded(lambda: self._micro_steps.note_use(op_name(func), args, kwargs))
         if phase not in _STAGES_ASIDE:

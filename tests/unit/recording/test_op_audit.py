@@ -927,3 +927,27 @@ def test_a_divergence_of_probabilities_is_noted_and_one_of_their_logarithms_is_n
     if "closed" in loss:
         assert loss["closed"]["loss"] == "kl_div"
         assert loss["closed"]["made_by"]["op"] == "aten._softmax.default"
+
+
+def parameter_in_half(x):
+    """As ``module.half()`` does it."""
+    weight = torch.nn.Parameter(x)
+    weight.data = weight.half()
+    return weight
+
+
+@pytest.mark.parametrize(
+    ("run", "is_fact"),
+    [
+        (lambda x: x.half(), False),
+        (lambda x: x.half().view(8, 8).detach(), False),
+        (parameter_in_half, False),
+        (lambda x: x.half().float() * 2, True),
+        (lambda x: parameter_in_half(x) * 2, True),
+        (lambda x: x.half().view(8, 8).float().sum(), True),
+        (lambda x: torch.zeros(64, dtype=torch.float16).copy_(x), True),
+    ],
+)
+def test_a_copy_that_nothing_reads_does_no_harm(run, is_fact):
+    """Such as the halved weights of a checkpoint."""
+    assert ("cast" in facts(run, torch.full((64,), 1e-9))) == is_fact
