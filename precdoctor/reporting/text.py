@@ -15,6 +15,8 @@ _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
 _UNSAFE_IN_BLOCK = re.compile(_UNSAFE.pattern.replace("\x00-\x1f", "\x00-\x09\x0b-\x1f"))
+#: The share of the cost of other steps that samples may take in short steps, as the recorder's sampler has it.
+SAMPLES_BESIDE = 0.5
 #: From this overhead on (share of the run's time) the cost is explained.
 _MUCH = 0.05
 #: Nanoseconds that an unsampled step may cost. Chosen empirically: small models on a CPU pay 0.7 to 1.8 ms.
@@ -115,9 +117,10 @@ def recording_cost(recorder: Mapping[str, Any]) -> str | None:
 def _longer_runs(between: Mapping[str, Any], cost: Mapping[str, Any]) -> str:
     """A sentence on the cost of longer runs, from the unsampled steps or the length of a step; "" if unknown."""
     if between:
+        fraction, step = between["fraction"], _milliseconds(between["step_ns"])
         return (
-            f"Longer runs settle near {percent(between['fraction'])}, what steps of "
-            f"{_milliseconds(between['step_ns'])} cost between samples."
+            f"Steps of {step} cost {percent(fraction)} between samples; longer runs settle below "
+            f"{percent((1.0 + SAMPLES_BESIDE) * fraction)}."
         )
     budget, step = cost.get("budget"), cost.get("step_ns")
     if budget is None:

@@ -7,10 +7,12 @@ without a successor, as in each trial of a search, predicts the last optimizer a
 steps after the last.
 
 Under a budget the first steps are all sampled, so that smoke runs are recorded whole. Then N moves among the powers of
-two: at once up to the smallest N whose cost is within the budget, and down by one power if half of the budget would be
-enough. N doubles while the log cannot be written as fast as rows are made; the first steps then have longer and longer
-gaps as well, because rows that had to be dropped would leave no rule with its data. Whatever N is, two runs of a script
-share the steps whose numbers are multiples of both.
+two: at once up to the smallest N whose cost is within the budget (to 32 at most until the cost of other steps is known),
+and down by one power if half of the room for samples would be enough. In short steps, what every step costs leaves
+little of the budget or nothing. No N would keep it, and the largest would leave no rule with its data; so samples may
+cost half as much as that. N doubles while the log cannot be written as fast as rows are made; the first steps then have
+longer and longer gaps as well, because rows that had to be dropped would leave no rule with its data. Whatever N is,
+two runs of a script share the steps whose numbers are multiples of both.
 """
 
 from __future__ import annotations
@@ -36,8 +38,12 @@ MAX_PERIOD: Final = 1024
 BLOCK_PERIOD: Final = 64
 #: Costs are medians over this many steps, because the first steps, evaluations and checkpoints are outliers.
 _WINDOW: Final = 16
-#: N is halved if the halved N would cost less than this share of the budget; with a share near 1, N would oscillate.
+#: N is halved if samples would then take less than this share of their room; with a share near 1, N would oscillate.
 _ROOM: Final = 0.5
+#: Samples may cost this share of what all steps cost, whatever the budget.
+_BESIDE: Final = 0.5
+#: Largest N as long as the cost of a step that is not sampled is unknown, as behind the warm-up.
+_FIRST_PERIOD: Final = 32
 #: After this many sampled steps without a backlog N is halved, until it is back at ``--every``.
 _CALM: Final = 4
 #: Longest streak of one optimizer that the prediction counts, and most histories that it remembers.
@@ -177,24 +183,32 @@ class Sampler:
             return self._move(self.period // 2, "caught up") if back else None
         if self._total_steps < _MOST_ATTEMPTS and all(self._attempts[name] < n for name, n in self._warm_ups.items()):
             return None  # every optimizer is still in its warm-up, which N does not change
-        budget, period = self._options.budget, self.period
+        period, (fixed, more) = self.period, self._cost()
+        room = max(self._options.budget - fixed, _BESIDE * fixed)
         if self._waits_for_device and not self._step_times[False]:
             period = max(period, 2)  # the cost on the device can only be measured against a step that is not sampled
-        while period < MAX_PERIOD and self.overhead(period) > budget:
+        most = MAX_PERIOD if self._costs[False] else _FIRST_PERIOD
+        while period < most and more > room * period:
             period *= 2
-        if period == self.period and period > 1 and self.overhead(period // 2) < _ROOM * budget:
+        if period == self.period and period > 1 and more < _ROOM * room * (period // 2):
             period //= 2
         return self._move(period, "budget")
 
     def overhead(self, period: int) -> float:
         """Return the expected cost of recording at this N, as a fraction of the time of the steps without recording."""
+        fixed, more = self._cost()
+        return fixed + more / period
+
+    def _cost(self) -> tuple[float, float]:
+        """Return what every step costs and what a sampled one costs beyond that, as fractions of such a step's time."""
         sampled, between = (statistics.median(self._costs[which] or [0]) for which in (True, False))
         if self._waits_for_device and all(self._step_times.values()):
             # The host is ahead of the device: without recording it would have waited for that much longer.
             between = max(0.0, between - statistics.median(self._wait_times))
             longer = statistics.median(self._step_times[True]) - statistics.median(self._step_times[False])
             sampled = between + max(0.0, longer)
-        return (sampled + (period - 1) * between) / period / statistics.median(self._unrecorded_times or [1])
+        step = statistics.median(self._unrecorded_times or [1])
+        return between / step, max(0.0, sampled - between) / step
 
     @property
     def _waits_for_device(self) -> bool:

@@ -33,7 +33,8 @@ many around the median.
 Bytes and 16-bit integers that wrap round (`a - b` of two images), and floats that are cast to integers beyond their
 range, count if `wrapped` of the elements are other numbers and an op reads them as floats.
 
-Casts of gradients, buffers and data outside of modules are measured in the same way, without their effect.
+Casts of gradients, buffers and data outside of modules are measured in the same way, without their effect. A copy that
+no op of the step reads, such as the halved weights of a checkpoint, does not count.
 """,
     matters="""
 A tensor that is zero after the cast takes no part in anything, and its gradient is as small. Positions that collide
