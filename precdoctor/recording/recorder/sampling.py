@@ -7,7 +7,7 @@ without a successor, as in each trial of a search, predicts the last optimizer a
 steps after the last.
 
 Under a budget the first steps are all sampled, so that smoke runs are recorded whole. Then N moves among the powers of
-two: at once up to the smallest N whose cost is within the budget (to 32 at most until the cost of other steps is known),
+two: at once up to the smallest N whose cost is within the budget (to 32 at most until other steps have been measured),
 and down by one power if half of the room for samples would be enough. In short steps, what every step costs leaves
 little of the budget or nothing. No N would keep it, and the largest would leave no rule with its data; so samples may
 cost half as much as that. N doubles while the log cannot be written as fast as rows are made; the first steps then have
