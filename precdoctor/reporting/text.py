@@ -117,9 +117,9 @@ def recording_cost(recorder: Mapping[str, Any]) -> str | None:
 def _longer_runs(between: Mapping[str, Any], cost: Mapping[str, Any]) -> str:
     """A sentence on the cost of longer runs, from the unsampled steps or the length of a step; "" if unknown."""
     if between:
-        fraction, step = between["fraction"], _milliseconds(between["step_ns"])
+        fraction, length = between["fraction"], _milliseconds(between["step_ns"])
         return (
-            f"Steps of {step} cost {percent(fraction)} between samples; longer runs settle below "
+            f"Steps of {length} cost {percent(fraction)} between samples; longer runs settle below "
             f"{percent((1.0 + SAMPLES_BESIDE) * fraction)}."
         )
     budget, step = cost.get("budget"), cost.get("step_ns")

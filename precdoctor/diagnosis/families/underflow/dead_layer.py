@@ -37,23 +37,24 @@ from precdoctor.diagnosis.survey.view import Process, RunView
 PAGE = RulePage(
     finds="""
 Weight matrices that require gradients and take part in the forward pass, but whose gradient is exactly zero in every
-element, on all recorded steps or from some step on: a ReLU that never fires, a gate stuck at zero, a path cut by
-rounding. In a chain of dead layers the rule names the output that is zero throughout; without one it names the layer
-nearest the loss. If the input of that layer is zero throughout, or a ReLU made the output zero, the rule names the
-module before that, the last one with non-zero outputs. If the layer's output is neither all negative nor saturated, and
-the gradient that arrives there is already zero, the loss itself gives it no gradient (a term with weight zero, a mask):
-that is information. Layers that no gradient reaches at all (`grad` stays None: detached, or their output is not used in
-the loss) are also information. Not evaluated are biases, frozen weights, modules that never ran, steps without a
-learning rate, and the first steps of zero-initialised layers. Dead units or unused embedding rows are no dead layer.
+element, on all recorded steps or in the last quarter of the run or more: a ReLU that never fires, a gate stuck at zero,
+a path cut by rounding. In a chain of dead layers the rule names the output that is zero throughout; without one it
+names the layer nearest the loss. If the input of that layer is zero throughout, or a ReLU made the output zero, the
+rule names the module before that, the last one with non-zero outputs. If the layer's output is neither all negative nor
+saturated, and the gradient that arrives there is already zero, the loss itself gives it no gradient (a term with weight
+zero, a mask): that is information. Layers that no gradient reaches at all (`grad` stays None: detached, or their output
+is not used in the loss) are also information. Not evaluated are biases, frozen weights, modules that never ran, steps
+without a learning rate, and the first steps of zero-initialised layers. Dead units or unused embedding rows are no dead
+layer.
 
 In FP16 all of that may be underflow. The gradient was flushed if the last gradient before the zeros lies at or below
 FP16's smallest normal number throughout, or if every FP16 gradient is zero from the loss on. This is a warning, or an
 error if it affects half of the elements of all weight matrices. The finding names where the zeros begin, and the loss
 scale that brings the last gradient with non-zero elements out of the subnormals.
 
-A live layer has died if, from some step on and for at least half of the recorded steps, `died_share` of the activation
-behind it and of its weight's gradient is zero. The loss must still give the layer nearest to it a gradient, and must
-not have fallen by a tenth since. Runs with several optimizers are not evaluated for this.
+A live layer has died if, from some step on and for at least half of the run, `died_share` of the activation behind it
+and of its weight's gradient is zero. The loss must still give the layer nearest to it a gradient, and must not have
+fallen by a tenth since. Runs with several optimizers are not evaluated for this.
 
 A layer is as good as dead if `saturated_share` of its output is so large that the tanh or sigmoid behind it is flat,
 and as much of its gradient is exactly zero, on three quarters of the steps from the beginning on.
@@ -86,8 +87,9 @@ layer that died, 0.7 if some of its units still live. If rows were dropped, a mi
         "PyTorch documentation: torch.Tensor.grad, autograd mechanics",
     ),
 )
-#: Minimum share of the recorded steps on which a layer is dead or saturated. Chosen empirically: most of the run.
-_MIN_SHARE = 0.75
+#: Minimum share of the run, to its end, in which a layer is dead; of the recorded steps on which it is saturated. Both
+#: chosen empirically: no short phase of a schedule, and most of the run.
+_MIN_DEAD_SHARE, _MIN_SHARE = 0.25, 0.75
 #: Magnitude from which tanh is 1 in FP32; a sigmoid is from 17 on.
 _FLAT_FROM = 9.0
 
@@ -103,12 +105,14 @@ class _GradientHistory:
         numel: its number of elements.
         steps: number of steps on which any rank recorded it.
         dead_steps: number of steps after the last one on which any rank had a non-zero element.
+        dead_share: share of the run's steps, from the first recorded one on, that come after that one.
         last: process and step of the last row.
     """
 
     numel: int
     steps: int
     dead_steps: int
+    dead_share: float
     last: tuple[Process, int]
 
 
@@ -123,12 +127,12 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked.not_applicable("no weight matrix got a gradient on a step with a learning rate")
     most = max(g.steps for g in gradients.values())
     seen = f"the gradients of {plural(len(gradients), 'weight matrix')} on {plural(most, 'step')}"
-    if most < options["min_steps"]:
+    if most < (least := options["min_steps"]):
         return Checked((), f"{seen}: too few steps")
-    dead = {p: g for p, g in gradients.items() if g.dead_steps >= max(options["min_steps"], _MIN_SHARE * g.steps)}
+    dead = {p: g for p, g in gradients.items() if g.dead_steps >= least and g.dead_share >= _MIN_DEAD_SHARE}
     saturated = {} if dead else find_saturated_layers(view, steps, options["saturated_share"], _MIN_SHARE)
     from_start = any(g.dead_steps == g.steps for g in dead.values())
-    death = None if from_start or saturated else find_death(view, steps, options["died_share"], options["min_steps"])
+    death = None if from_start or saturated else find_death(view, steps, options["died_share"], least)
     findings = []
     if death is not None:
         findings.append(dying_finding(RULE, view, death, options["died_share"]))
@@ -160,12 +164,14 @@ def _gradients(view: RunView, steps: Sequence[int]) -> _Gradients:
     rows = rows[rows["dimensions"] >= 2]
     ids, step = groups(rows, PARAMETER), rows["step"].to_numpy()
     first, last = rows.iloc[firsts(ids)], rows.iloc[lasts(ids)]
-    last_alive = np.full(len(first), -1)
+    last_alive = first["step"].to_numpy() - 1
     np.maximum.at(last_alive, ids, np.where(rows["zero"] != rows["numel"], step, -1))
     one = firsts(groups(rows, (*PARAMETER, "step")))
     recorded = np.bincount(ids[one]).tolist()
     dead = np.bincount(ids[one], step[one] > last_alive[ids[one]]).astype(np.int64).tolist()
-    columns = zip(first["numel"], recorded, dead, at(last), strict=True)
+    end = last["step"].to_numpy()
+    shares = ((end - last_alive) / (end - first["step"].to_numpy() + 1)).tolist()
+    columns = zip(first["numel"], recorded, dead, shares, at(last), strict=True)
     return {place: _GradientHistory(*values) for place, values in zip(parameters(first), columns, strict=True)}
 
 

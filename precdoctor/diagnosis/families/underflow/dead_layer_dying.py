@@ -21,8 +21,8 @@ from precdoctor.diagnosis.survey.measures import Floats, column
 from precdoctor.diagnosis.survey.rows import Key, TensorRow, gradient_evidence, location
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 
-#: Minimum share of the recorded steps that lie after the death, and of these steps on which the layer is dead. Chosen
-#: empirically.
+#: Minimum share of the run that lies after the death, and of the recorded steps since on which the layer is dead.
+#: Chosen empirically.
 _MIN_DEAD_SHARE, _NEARLY_ALL = 0.5, 0.9
 #: Share of zeros below which the gradient of the layer nearest the loss is alive. Half of a healthy ReLU's is zero.
 _ALIVE = 0.5
@@ -49,7 +49,8 @@ class _ZeroHistory:
         dead = self.shares >= limit
         lasting = dead[::-1].cumsum()[::-1] >= _NEARLY_ALL * np.arange(dead.size, 0, -1)
         at = int(np.argmax(dead & lasting))
-        if not at or dead.size - at < max(least, _MIN_DEAD_SHARE * dead.size):
+        whole = int(self.steps[-1] - self.steps[0]) + 1
+        if not at or dead.size - at < least or self.steps[-1] - self.steps[at] + 1 < _MIN_DEAD_SHARE * whole:
             return None
         return int(self.steps[at]) if np.median(self.shares[:at]) < limit else None
 
