@@ -46,7 +46,7 @@ _MAX_CALLS, _MAX_FRAMES = 16, 32
 #: them in the frame before 3.13.
 _READS_FUNCTIONS: Final = sys.version_info >= (3, 13)
 #: The function of torch's that every call of a module goes through.
-_MODULE_CALL: Final = getattr(nn.Module._wrapped_call_impl, "__code__", None)
+_MODULE_CALL: Final = getattr(getattr(nn.Module, "_wrapped_call_impl", None), "__code__", None)
 
 
 class GivenUp:

@@ -26,7 +26,7 @@ _NONFINITE = re.compile(
     r"\b(nans?|infs?|is_?(nan|inf|finite)|(non-?|not |in)finite|infinity|invalid values)\b", re.IGNORECASE
 )
 _NAME = type.__dict__["__name__"]
-_TRACEBACK = BaseException.__dict__["__traceback__"]
+_TRACEBACK, _ARGUMENTS = BaseException.__dict__["__traceback__"], BaseException.__dict__["args"]
 _MODULE_OF_BUILTINS = vars(builtins)
 #: The last argument of ``sys.exit``.
 _exit_arguments: list[Any] = []
@@ -95,7 +95,7 @@ def tells_of_nonfinite() -> bool:
     error = sys.exc_info()[1] or _uncaught()
     if not isinstance(error, Exception):
         return False
-    texts = [x for x in error.args if type(x) is str]
+    texts = [x for x in _ARGUMENTS.__get__(error) if type(x) is str]
     texts += [linecache.getline(c.tb_frame.f_code.co_filename, c.tb_lineno) for c in calls_left()[:1]]
     return any(map(_NONFINITE.search, texts))
 
