@@ -27,6 +27,19 @@ def dies(at: int, steps: int = 16) -> Training:
     return run
 
 
+def dies_behind_zeros() -> Training:
+    """In the second half of the run the layer's output is zero as well."""
+    run = dies(8)
+    for step in range(8, 16):
+        find(run.tensors[step], "output", "blocks.0.mlp.up").update({"exp_lo": None, "exp_hist": None} | ZERO)
+    return run
+
+
+def dies_where_few_steps_are_recorded() -> Training:
+    """The first 16 steps are recorded in full, then every fourth; the layer is dead on 53 of 64 steps."""
+    return dies(11, steps=64).unsample(*(s for s in range(16, 64) if s % 4))
+
+
 def on_two_ranks(*dead_on: int) -> Training:
     """Each rank logs its own share of a step's gradient."""
     run, up = Training(steps=12, ranks=2), "blocks.0.mlp.up"
@@ -237,6 +250,14 @@ FIRING = {
     "dies_early": Sample(
         lambda: dies(2), module="blocks.0.mlp.up", kind="weight_grad", severity="warning",
         says=("the last 14 of 16 recorded steps",),
+    ),
+    "dies_behind_zeros": Sample(
+        dies_behind_zeros, module="blocks.0.mlp.up", kind="output", severity="warning",
+        says=("lets no gradient pass", "the last 8 of 16 recorded steps"),
+    ),
+    "dies_where_few_steps_are_recorded": Sample(
+        dies_where_few_steps_are_recorded, module="blocks.0.mlp.up", kind="weight_grad", severity="warning",
+        says=("the last 17 of 28 recorded steps",),
     ),
     "one_layer": Sample(
         lambda: dead("blocks.0.mlp.up"), module="blocks.0.mlp.up", kind="weight_grad", severity="warning",

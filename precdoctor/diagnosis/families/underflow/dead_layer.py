@@ -7,15 +7,13 @@ whose output saturates the function after it (:mod:`.dead_layer_saturated`).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import named, plural
 from precdoctor.diagnosis.families.underflow.dead_layer_dying import dying_finding, find_death
 from precdoctor.diagnosis.families.underflow.dead_layer_flushed import find_flushed_zeros, flushed_finding
@@ -28,24 +26,24 @@ from precdoctor.diagnosis.families.underflow.dead_layer_origin import (
     whole_model,
 )
 from precdoctor.diagnosis.families.underflow.dead_layer_saturated import find_saturated_layers, saturated_finding
+from precdoctor.diagnosis.families.underflow.dead_layer_unreached import find_unreached, freeze, unreached_finding
 from precdoctor.diagnosis.survey.frames import PARAMETER, at, firsts, groups, lasts, parameters
 from precdoctor.diagnosis.survey.histories import watched_steps
-from precdoctor.diagnosis.survey.parameters import recorded_parameters
 from precdoctor.diagnosis.survey.rows import Parameter, TensorRow, dotted, location, tensor_evidence
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 PAGE = RulePage(
     finds="""
 Weight matrices that require gradients and take part in the forward pass, but whose gradient is exactly zero in every
-element, on all recorded steps or in the last quarter of the run or more: a ReLU that never fires, a gate stuck at zero,
-a path cut by rounding. In a chain of dead layers the rule names the output that is zero throughout; without one it
-names the layer nearest the loss. If the input of that layer is zero throughout, or a ReLU made the output zero, the
-rule names the module before that, the last one with non-zero outputs. If the layer's output is neither all negative nor
-saturated, and the gradient that arrives there is already zero, the loss itself gives it no gradient (a term with weight
-zero, a mask): that is information. Layers that no gradient reaches at all (`grad` stays None: detached, or their output
-is not used in the loss) are also information. Not evaluated are biases, frozen weights, modules that never ran, steps
-without a learning rate, and the first steps of zero-initialised layers. Dead units or unused embedding rows are no dead
-layer.
+element, in the last three quarters of the run or more: a ReLU that never fires, a gate stuck at zero, a path cut by
+rounding. The last quarter is enough if an output at or behind the layer is zero or negative throughout. In a chain of
+dead layers the rule names the output that is zero throughout; without one it names the layer nearest the loss. If the
+input of that layer is zero throughout, or a ReLU made the output zero, the rule names the module before that, the last
+one with non-zero outputs. If the layer's output is neither all negative nor saturated, and the gradient that arrives
+there is already zero, the loss itself gives it no gradient (a term with weight zero, a mask): that is information.
+Layers that no gradient reaches at all (`grad` stays None: detached, or their output is not used in the loss) are also
+information. Not evaluated are biases, frozen weights, modules that never ran, steps without a learning rate, and the
+first steps of zero-initialised layers. Dead units or unused embedding rows are no dead layer.
 
 In FP16 all of that may be underflow. The gradient was flushed if the last gradient before the zeros lies at or below
 FP16's smallest normal number throughout, or if every FP16 gradient is zero from the loss on. This is a warning, or an
@@ -87,9 +85,10 @@ layer that died, 0.7 if some of its units still live. If rows were dropped, a mi
         "PyTorch documentation: torch.Tensor.grad, autograd mechanics",
     ),
 )
-#: Minimum share of the run, to its end, in which a layer is dead; of the recorded steps on which it is saturated. Both
-#: chosen empirically: no short phase of a schedule, and most of the run.
-_MIN_DEAD_SHARE, _MIN_SHARE = 0.25, 0.75
+#: Minimum share of the run, to its end, in which a layer is dead; the same if an output that is zero or negative
+#: throughout shows why; and of the recorded steps on which one is saturated. Chosen empirically: a term of the loss may
+#: be switched off for half of a run.
+_MIN_DEAD, _MIN_BLOCKED, _MIN_SHARE = 0.75, 0.25, 0.75
 #: Magnitude from which tanh is 1 in FP32; a sigmoid is from 17 on.
 _FLAT_FROM = 9.0
 
@@ -129,7 +128,7 @@ def check(view: RunView, options: Options) -> Checked:
     seen = f"the gradients of {plural(len(gradients), 'weight matrix')} on {plural(most, 'step')}"
     if most < (least := options["min_steps"]):
         return Checked((), f"{seen}: too few steps")
-    dead = {p: g for p, g in gradients.items() if g.dead_steps >= least and g.dead_share >= _MIN_DEAD_SHARE}
+    dead = _dead(gradients, least, _MIN_DEAD) or _blocked(view, _dead(gradients, least, _MIN_BLOCKED))
     saturated = {} if dead else find_saturated_layers(view, steps, options["saturated_share"], _MIN_SHARE)
     from_start = any(g.dead_steps == g.steps for g in dead.values())
     death = None if from_start or saturated else find_death(view, steps, options["died_share"], least)
@@ -141,13 +140,25 @@ def check(view: RunView, options: Options) -> Checked:
     elif saturated:
         findings.append(saturated_finding(RULE, view, saturated, options["saturated_share"]))
     if view.missing is None and not view.partial_modules:
-        unreached = _unreached(view, gradients, steps, options)
+        unreached = find_unreached(view, gradients, steps, least)
         if unreached:
-            findings.append(_unreached_finding(unreached, most, options))
+            findings.append(unreached_finding(RULE, unreached, most, least))
     words = f"{len(dead):,} of {seen} zero to the end" if dead else f"{seen}: each is non-zero on some step"
     words += "; before a saturated function: " + ", ".join(f"`{m or r}`" for r, m, _ in saturated) if saturated else ""
     words += f"; {len(death.layers)} died during the run" if death is not None else ""
     return Checked(findings, words)
+
+
+def _dead(gradients: _Gradients, steps: float, share: float) -> _Gradients:
+    """The gradients that are zero on so many recorded steps and this share of the run, to its end."""
+    return {p: g for p, g in gradients.items() if g.dead_steps >= steps and g.dead_share >= share}
+
+
+def _blocked(view: RunView, dead: _Gradients) -> _Gradients:
+    """The gradients ``dead`` if an output at or behind their layers lets none pass; else none."""
+    rows = view.rows(*next(iter(dead.values())).last) if dead else []
+    row = next((r for r in rows if r.kind == "weight_grad" and r.owner in dead), None)  # nearest the loss
+    return dead if row is not None and (_blocker(rows, dead) is not None or _flatness_words(row, rows)) else {}
 
 
 def _training_steps(view: RunView) -> list[int]:
@@ -173,37 +184,6 @@ def _gradients(view: RunView, steps: Sequence[int]) -> _Gradients:
     shares = ((end - last_alive) / (end - first["step"].to_numpy() + 1)).tolist()
     columns = zip(first["numel"], recorded, dead, shares, at(last), strict=True)
     return {place: _GradientHistory(*values) for place, values in zip(parameters(first), columns, strict=True)}
-
-
-def _unreached(view: RunView, gradients: _Gradients, steps: Sequence[int], options: Options) -> dict[Parameter, str]:
-    """The trainable weight matrices that never got a gradient, each with the class of its module.
-
-    Their module ran on at least ``min_steps`` of the steps, in a root whose other weights were trained.
-    """
-    trained = {root for root, _, _ in gradients}
-    reached = {(root, module) for root, module, _ in gradients} | _stepped_modules(view, steps)
-    rows = view.measured((), ("output",), columns=("phase",), steps=steps)
-    rows = rows[rows["phase"] == "train"]
-    rows = rows.iloc[firsts(groups(rows, ("root", "module", "step")))]
-    runs = Counter(zip(rows["root"], rows["module"], strict=True))
-    found: dict[Parameter, str] = {}
-    for process in view.processes:
-        for place, p in recorded_parameters(view, process):
-            layer = place[:2]
-            unreached = place[0] in trained and layer not in reached and runs[layer] >= options["min_steps"]
-            if unreached and p.get("requires_grad") and len(p.get("shape") or ()) >= 2:
-                found[place] = view.module_classes.get(layer, "")
-    return found
-
-
-def _stepped_modules(view: RunView, steps: Sequence[int]) -> set[tuple[str, str]]:
-    """Root and module of all weights for which an optimizer received a non-zero gradient.
-
-    A pipeline schedule may write ``grad`` itself, so that the log has no ``weight_grad`` for a trained module.
-    """
-    rows = view.measured((), ("weight_grad_step",), columns=("numel", "zero"), steps=steps)
-    rows = rows[rows["zero"] != rows["numel"]]
-    return set(zip(rows["root"], rows["module"], strict=True))
 
 
 def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: Options) -> Finding:
@@ -256,8 +236,8 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
             **tensor_evidence(culprit, [r for r in rows if r.kind in _AROUND[culprit.kind]]),
             "confidence_reason": "every element of every recorded gradient was counted",
         },
-        prescription=_freeze(row.root, row.module, len(dead), row.name) if is_part
-        else _freeze(whole or row.module or row.root, "" if whole else row.module, len(dead)) if unused
+        prescription=freeze(row.root, row.module, len(dead), row.name) if is_part
+        else freeze(whole or row.module or row.root, "" if whole else row.module, len(dead)) if unused
         else origin.let_through(elements) if origin is not None and not is_negative(origin.output)
         else revive(_to_revive(dead, origin, blocker, row, rows), row.root, elements),
     )  # fmt: skip
@@ -337,41 +317,6 @@ def _flatness_words(row: TensorRow, rows: Sequence[TensorRow]) -> str:
         if output.amin_nonzero is not None and output.amin_nonzero >= _FLAT_FROM and not output.zero:
             return f"is nowhere below {output.amin_nonzero:.3g} in magnitude: the function behind it is saturated"
     return ""
-
-
-def _unreached_finding(places: Mapping[Parameter, str], steps: int, options: Options) -> Finding:
-    (root, module, _), module_class = next(iter(places.items()))
-    names = [dotted(m, n) for _, m, n in places]
-    return RULE.finding(
-        severity=Severity.INFO,
-        confidence=0.8,
-        title=f"no gradient ever reaches `{module or root}`, although it runs and requires one",
-        message=f"Over {plural(steps, 'recorded step')} (limit {options['min_steps']:g}) {named(names)} took part in "
-        "the forward pass and never got a gradient: detached, or not used by the loss. Freeze weights that need no "
-        "training.",
-        location=Location(root, module, module_class or None, "weight_grad", Phase.BACKWARD),
-        evidence={
-            "weights": names[:16],
-            "steps": steps,
-            "limit": options["min_steps"],
-            "confidence_reason": "its gradient was never recorded, those of other layers of the model were",
-        },
-        prescription=_freeze(root, module, len(names)),
-    )
-
-
-def _freeze(root: str, module: str, weights: int, name: str = "") -> Prescription:
-    """Freeze a module that the loss gives no gradient, or use its output; or one of its parameters (``name``)."""
-    what, change, target = f"freeze `{module or root}`, or use its output in the loss", {}, module_expression(module)
-    if name:
-        what, change = f"feed `{dotted(module, name)}` something other than zeros, or freeze it", {"parameter": name}
-        target += f".get_parameter({name!r})"
-    return Prescription(
-        title=f"{what}: weights without gradient {weights} -> 0",
-        change={"module": module, **change, "requires_grad": {"from": True, "to": False}},
-        predicted={"weights_without_gradient": {"from": weights, "to": 0}},
-        snippet=f"{target}.requires_grad_(False)\n",
-    )
 
 
 RULE = Rule(

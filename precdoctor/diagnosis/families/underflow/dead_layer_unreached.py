@@ -1,0 +1,84 @@
+"""PD203, layers that no gradient ever reaches: detached, or not used by the loss."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.rule import Rule
+from precdoctor.diagnosis.claims.snippets import module_expression
+from precdoctor.diagnosis.claims.words import named, plural
+from precdoctor.diagnosis.survey.frames import firsts, groups
+from precdoctor.diagnosis.survey.parameters import recorded_parameters
+from precdoctor.diagnosis.survey.rows import Parameter, dotted
+from precdoctor.diagnosis.survey.view import RunView
+
+
+def find_unreached(
+    view: RunView, gradients: Collection[Parameter], steps: Sequence[int], least: float
+) -> dict[Parameter, str]:
+    """The trainable weight matrices that never got a gradient, each with the class of its module.
+
+    Their module ran on at least ``least`` of the steps, in a root whose other weights were trained.
+    """
+    trained = {root for root, _, _ in gradients}
+    reached = {(root, module) for root, module, _ in gradients} | _stepped_modules(view, steps)
+    rows = view.measured((), ("output",), columns=("phase",), steps=steps)
+    rows = rows[rows["phase"] == "train"]
+    rows = rows.iloc[firsts(groups(rows, ("root", "module", "step")))]
+    runs = Counter(zip(rows["root"], rows["module"], strict=True))
+    found: dict[Parameter, str] = {}
+    for process in view.processes:
+        for place, p in recorded_parameters(view, process):
+            layer = place[:2]
+            unreached = place[0] in trained and layer not in reached and runs[layer] >= least
+            if unreached and p.get("requires_grad") and len(p.get("shape") or ()) >= 2:
+                found[place] = view.module_classes.get(layer, "")
+    return found
+
+
+def _stepped_modules(view: RunView, steps: Sequence[int]) -> set[tuple[str, str]]:
+    """Root and module of all weights for which an optimizer received a non-zero gradient.
+
+    A pipeline schedule may write ``grad`` itself, so that the log has no ``weight_grad`` for a trained module.
+    """
+    rows = view.measured((), ("weight_grad_step",), columns=("numel", "zero"), steps=steps)
+    rows = rows[rows["zero"] != rows["numel"]]
+    return set(zip(rows["root"], rows["module"], strict=True))
+
+
+def unreached_finding(rule: Rule, places: Mapping[Parameter, str], steps: int, least: float) -> Finding:
+    """The finding for all weights that no gradient reached on this number of steps, at the first of them."""
+    (root, module, _), module_class = next(iter(places.items()))
+    names = [dotted(m, n) for _, m, n in places]
+    return rule.finding(
+        severity=Severity.INFO,
+        confidence=0.8,
+        title=f"no gradient ever reaches `{module or root}`, although it runs and requires one",
+        message=f"Over {plural(steps, 'recorded step')} (limit {least:g}) {named(names)} took part in "
+        "the forward pass and never got a gradient: detached, or not used by the loss. Freeze weights that need no "
+        "training.",
+        location=Location(root, module, module_class or None, "weight_grad", Phase.BACKWARD),
+        evidence={
+            "weights": names[:16],
+            "steps": steps,
+            "limit": least,
+            "confidence_reason": "its gradient was never recorded, those of other layers of the model were",
+        },
+        prescription=freeze(root, module, len(names)),
+    )
+
+
+def freeze(root: str, module: str, weights: int, name: str = "") -> Prescription:
+    """Freeze a module that the loss gives no gradient, or use its output; or one of its parameters (``name``)."""
+    what, change, target = f"freeze `{module or root}`, or use its output in the loss", {}, module_expression(module)
+    if name:
+        what, change = f"feed `{dotted(module, name)}` something other than zeros, or freeze it", {"parameter": name}
+        target += f".get_parameter({name!r})"
+    return Prescription(
+        title=f"{what}: weights without gradient {weights} -> 0",
+        change={"module": module, **change, "requires_grad": {"from": True, "to": False}},
+        predicted={"weights_without_gradient": {"from": weights, "to": 0}},
+        snippet=f"{target}.requires_grad_(False)\n",
+    )
