@@ -35,6 +35,17 @@ def dies_behind_zeros() -> Training:
     return run
 
 
+def margins_met() -> Training:
+    """In the second half of the run the loss is zero for every sample, and so are all gradients."""
+    run = Training(steps=16)
+    for step in range(8, 16):
+        for row in run.tensors[step]:
+            if row["kind"] in ("grad_output", "weight_grad", "weight_grad_step"):
+                row.update(ZERO)
+        find(run.tensors[step], "output", "head").update({"exp_lo": None, "exp_hist": None} | ZERO)
+    return run
+
+
 def dies_where_few_steps_are_recorded() -> Training:
     """The first 16 steps are recorded in full, then every fourth; the layer is dead on 53 of 64 steps."""
     return dies(11, steps=64).unsample(*(s for s in range(16, 64) if s % 4))
@@ -335,6 +346,7 @@ HEALTHY = {
         first_steps_of_a_zero_layer,
         frozen,
         idle_at_the_end,
+        margins_met,
         rate_zero,
         too_short,
         written_by_hand,

@@ -36,14 +36,15 @@ PAGE = RulePage(
     finds="""
 Weight matrices that require gradients and take part in the forward pass, but whose gradient is exactly zero in every
 element, in the last three quarters of the run or more: a ReLU that never fires, a gate stuck at zero, a path cut by
-rounding. The last quarter is enough if an output at or behind the layer is zero or negative throughout. In a chain of
-dead layers the rule names the output that is zero throughout; without one it names the layer nearest the loss. If the
-input of that layer is zero throughout, or a ReLU made the output zero, the rule names the module before that, the last
-one with non-zero outputs. If the layer's output is neither all negative nor saturated, and the gradient that arrives
-there is already zero, the loss itself gives it no gradient (a term with weight zero, a mask): that is information.
-Layers that no gradient reaches at all (`grad` stays None: detached, or their output is not used in the loss) are also
-information. Not evaluated are biases, frozen weights, modules that never ran, steps without a learning rate, and the
-first steps of zero-initialised layers. Dead units or unused embedding rows are no dead layer.
+rounding. The last quarter is enough if an output at or behind the layer is zero or negative throughout, and other
+layers get a gradient. In a chain of dead layers the rule names the output that is zero throughout; without one it names
+the layer nearest the loss. If the input of that layer is zero throughout, or a ReLU made the output zero, the rule
+names the module before that, the last one with non-zero outputs. If the layer's output is neither all negative nor
+saturated, and the gradient that arrives there is already zero, the loss itself gives it no gradient (a term with weight
+zero, a mask): that is information. Layers that no gradient reaches at all (`grad` stays None: detached, or their output
+is not used in the loss) are also information. Not evaluated are biases, frozen weights, modules that never ran, steps
+without a learning rate, and the first steps of zero-initialised layers. Dead units or unused embedding rows are no dead
+layer.
 
 In FP16 all of that may be underflow. The gradient was flushed if the last gradient before the zeros lies at or below
 FP16's smallest normal number throughout, or if every FP16 gradient is zero from the loss on. This is a warning, or an
@@ -128,7 +129,7 @@ def check(view: RunView, options: Options) -> Checked:
     seen = f"the gradients of {plural(len(gradients), 'weight matrix')} on {plural(most, 'step')}"
     if most < (least := options["min_steps"]):
         return Checked((), f"{seen}: too few steps")
-    dead = _dead(gradients, least, _MIN_DEAD) or _blocked(view, _dead(gradients, least, _MIN_BLOCKED))
+    dead = _dead(gradients, least, _MIN_DEAD) or _blocked(view, gradients, least)
     saturated = {} if dead else find_saturated_layers(view, steps, options["saturated_share"], _MIN_SHARE)
     from_start = any(g.dead_steps == g.steps for g in dead.values())
     death = None if from_start or saturated else find_death(view, steps, options["died_share"], least)
@@ -154,9 +155,13 @@ def _dead(gradients: _Gradients, steps: float, share: float) -> _Gradients:
     return {p: g for p, g in gradients.items() if g.dead_steps >= steps and g.dead_share >= share}
 
 
-def _blocked(view: RunView, dead: _Gradients) -> _Gradients:
-    """The gradients ``dead`` if an output at or behind their layers lets none pass; else none."""
-    rows = view.rows(*next(iter(dead.values())).last) if dead else []
+def _blocked(view: RunView, gradients: _Gradients, least: float) -> _Gradients:
+    """The gradients that are zero at the end if an output at or behind their layers lets none pass; else none.
+
+    None if all of them are: then the loss itself is zero, as when all margins are met.
+    """
+    dead = _dead(gradients, least, _MIN_BLOCKED)
+    rows = view.rows(*next(iter(dead.values())).last) if 0 < len(dead) < len(gradients) else []
     row = next((r for r in rows if r.kind == "weight_grad" and r.owner in dead), None)  # nearest the loss
     return dead if row is not None and (_blocker(rows, dead) is not None or _flatness_words(row, rows)) else {}
 
