@@ -87,18 +87,22 @@ class GivenUp:
         Args:
             finite_before: returns whether the parts of a checkpoint were finite as the step began.
         """
-        if calls := self._scene.given_up():
+        calls = without = self._without_gradients()
+        if without and self._context.micro_step:
+            trained = {(c.root, c.line) for c in self._scene.calls if c.has_gradient}
+            calls = [c for c in without if (c.root, c.line) in trained]
+        if calls:
             self._look(calls, [], "; the script goes on", finite_before)
 
     def _gives_up_all(self) -> None:
         """Read the calls of a step that makes too many."""
-        self._look(self._scene.without_gradients(), _running(sys._getframe(1), functions=_READS_FUNCTIONS), "")
+        self._look(self._without_gradients(), _running(sys._getframe(1), functions=_READS_FUNCTIONS), "")
 
     def _leaves(self, frame: FrameType) -> None:
         """Judge the step in progress as the script calls ``sys.exit``."""
         if self._context.state == "armed":
             self._judge_trained("; the script ends")
-            self._look(self._scene.without_gradients(), _running(frame), "; the script ends")
+            self._look(self._without_gradients(), _running(frame), "; the script ends")
 
     def _run_ends(self) -> None:
         """Judge the step in progress as the log is closed."""
@@ -106,13 +110,21 @@ class GivenUp:
         self._judge_trained(end)
         variables = (x for call in calls_left()[:_MAX_FRAMES] for x in _variables(call.tb_frame))
         main = static.own(sys.modules.get("__main__"))
-        self._look(self._scene.without_gradients(), itertools.chain(variables, _losses(main)), end)
+        self._look(self._without_gradients(), itertools.chain(variables, _losses(main)), end)
         if self._is_over() or not tells_of_nonfinite():
             return
         if any(c.tb_frame.f_code.co_name == "_engine_run_backward" for c in calls_left()):  # the user's anomaly mode
             self._examine("gradients", "a value in the backward pass", end)
-        elif call := self._scene.raised() or self._call_left():
+        elif call := self._call_that_raised() or self._call_left():
             self._examine("outputs", "a value in a forward pass", end, calls=[call], is_certain=False)
+
+    def _without_gradients(self) -> list[RootCall]:
+        """Return the calls of the step in progress that autograd has recorded and no backward pass has reached yet."""
+        return [c for c in self._scene.calls_in_progress if c.makers and not c.has_gradient]
+
+    def _call_that_raised(self) -> RootCall | None:
+        """Return the last call of the step in progress that has not returned; None if there is none."""
+        return next((c for c in reversed(self._scene.calls_in_progress) if not c.returned), None)
 
     def _call_left(self) -> RootCall | None:
         """Keep the outermost module call that the exception has left, if any, and return it.

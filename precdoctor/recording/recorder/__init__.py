@@ -82,15 +82,12 @@ class Recorder:
         self.site = self.slots.site
         self.facts: Facts | None = None
         self.drain: Drain | None = None
-        self.errors = 0
-        #: Whether a hook body is running and charged with its time (:mod:`~precdoctor.recording.recorder.hook_guard`).
-        self.on_the_clock = False
-        #: Whether the log is being closed: Python may refuse to start a thread.
-        self._closing = False
+        self.errors = self.micro_step = 0
+        #: Whether a hook body is running and charged with its time (:mod:`~precdoctor.recording.recorder.hook_guard`);
+        #: whether the log is being closed, so that Python may refuse to start a thread.
+        self.live = self.in_backward = self.on_the_clock = self._closing = False
         self.current = StepFacts(self.options.first_step)
         self.sampler = Sampler(self.options)
-        self.live = self.in_backward = False
-        self.micro_step = 0
         self._calls: dict[tuple[str, str, str], int] = {}
         self._step_began = time.perf_counter_ns()
         self.capture = Capture(self.warn)

@@ -226,26 +226,10 @@ class Scene:
         if len(self.calls) >= _MAX_CALLS:
             self.when_full()
 
-    def without_gradients(self) -> list[RootCall]:
-        """Return the calls of the step in progress that autograd has recorded and no backward pass has reached yet."""
-        in_progress = self._step == self._context.current.step
-        return [c for c in self.calls if c.makers and not c.has_gradient] if in_progress else []
-
-    def raised(self) -> RootCall | None:
-        """Return the last call of the step in progress that has not returned; None if there is none."""
-        in_progress = self._step == self._context.current.step
-        return next((c for c in reversed(self.calls) if in_progress and not c.returned), None)
-
-    def given_up(self) -> list[RootCall]:
-        """Return the calls without a gradient that were repeated from the same line, and then had one.
-
-        All of them if the step has had no backward pass.
-        """
-        without = self.without_gradients()
-        if not without or not self._context.micro_step:
-            return without
-        trained = {(c.root, c.line) for c in self.calls if c.has_gradient}
-        return [c for c in without if (c.root, c.line) in trained]
+    @property
+    def calls_in_progress(self) -> list[RootCall]:
+        """The calls kept of the step in progress; those of the step before are kept until a module is called again."""
+        return self.calls if self._step == self._context.current.step else []
 
     def earlier(self, buffer: Tensor) -> Tensor | None:
         """Return a buffer's values from before the first call that may have written to it; None if none are kept."""

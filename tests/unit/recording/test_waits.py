@@ -111,7 +111,7 @@ def test_what_a_sampled_step_costs_the_device_does(clock):
 
 
 def test_what_steps_between_samples_cost_is_hidden_where_the_host_waits_longer_than_that(clock):
-    def period(between, wait):
+    def chosen(between, wait):
         sampler = Sampler(RecordOptions(budget=0.01))
         for number in range(800):
             sampled = sampler.wants(number)
@@ -120,10 +120,10 @@ def test_what_steps_between_samples_cost_is_hidden_where_the_host_waits_longer_t
             sampler.ended("SGD#0", sampled=sampled, step_ns=took, cost_ns=cost, wait_ns=wait)
             if sampled:
                 sampler.reconsider(behind=False)
-        return sampler.period
+        return sampler.period, round(sampler.overhead(sampler.period), 2)
 
-    assert period(2 * MS, wait=5 * MS) == period(0, wait=5 * MS) == 16
-    assert period(2 * MS, wait=0) == period(2 * MS, wait=MS // 2) == 1024  # nothing lowers it far enough
+    assert chosen(2 * MS, wait=5 * MS) == chosen(0, wait=5 * MS) == (16, 0.01)
+    assert chosen(2 * MS, wait=0) == chosen(2 * MS, wait=MS // 2) == (16, 0.03)  # above the budget, whatever N is
 
 
 def test_without_an_unsampled_step_there_is_nothing_to_compare_with():
