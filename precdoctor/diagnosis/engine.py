@@ -16,6 +16,7 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption
 from precdoctor.diagnosis.ranking.consequences import fold
 from precdoctor.diagnosis.ranking.ending import facts_of_end
 from precdoctor.diagnosis.registry import RELATIONS, RULES, Named, find, nearest, select_rules
+from precdoctor.diagnosis.survey.newer_half import newer_half
 from precdoctor.diagnosis.survey.recording_cost import overhead
 from precdoctor.diagnosis.survey.replicas import coordinates
 from precdoctor.diagnosis.survey.step_facts import own_step
@@ -142,13 +143,28 @@ def _check(view: RunView, rule: Rule, options: Options) -> Checked:
     if rule.sampled_steps and not view.sampled_steps:
         return Checked.indeterminate("no step was recorded with full statistics")
     try:
-        return rule.check(view, options)
+        checked = rule.check(view, options)
+        if rule.newer_half and not checked.findings:
+            later = view.remember("newer-half", lambda: newer_half(view))
+            found = rule.check(later, options) if later is not None else checked
+            checked = _from_newer_half(found, later.first) if later is not None and found.findings else checked
+        return checked
     except (PrecdoctorError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001 - logged with the traceback; the other rules still run
         _LOG.exception("%s %s failed", rule.code, rule.name)
         reason = f"{type(error).__name__} in precdoctor; please report it with the lines on stderr"
         return Checked((), reason, Status.INDETERMINATE, defect=True)
+
+
+def _from_newer_half(checked: Checked, first: int) -> Checked:
+    """State in the findings of the newer half of a run that they are about the steps from ``first`` on."""
+    words = f"All of this is about the newer half of the run, from step {first:,} on; over the whole run it is less."
+    findings = [
+        replace(f, message=f"{f.message} {words}", evidence={**f.evidence, "from_step": first})
+        for f in checked.findings
+    ]
+    return replace(checked, findings=findings, reason=f"{checked.reason}, from step {first:,} on")
 
 
 def _outcome(view: RunView, rule: Rule, checked: Checked, findings: Sequence[Finding]) -> RuleOutcome:

@@ -128,6 +128,7 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
         loss_code.forward_begins = optimizerless.forward_begins
         guard = Guard(recorder, scene, loss_code, scan.suspect)
         note_exits(guard.given_up.leaves)
+        forward.when_evaluated = guard.evaluations.call_ended
         kept, early = KeptGradients(recorder), EarlyLook(recorder)
         BackwardHooks(recorder, optimizerless, abandoned, kept, loss_code, casts, guard, window,
                       forward.module_hooks, logits=logits, early=early).install()  # fmt: skip

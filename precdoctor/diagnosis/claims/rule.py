@@ -99,6 +99,9 @@ class Rule:
     sampled_steps: bool = True
     #: Columns of the ``steps`` table without which the rule is indeterminate.
     step_columns: tuple[str, ...] = ()
+    #: Whether to check the newer half of a run by itself if the whole run shows nothing: the measure is a median or a
+    #: sum over the steps, which hides what began late.
+    newer_half: bool = False
     #: Codes whose findings this rule's findings may explain, and the relation that has to hold; see :mod:`.relations`.
     explains: Mapping[str, Relation] = field(default_factory=dict)
 

@@ -182,6 +182,11 @@ class Replay:
     data_is_finite: bool | None = None
     #: Whether the script has given the forward pass up: no optimizer step followed it.
     given_up: bool = False
+    #: Whether it is a call of a trained model without gradients that returned something non-finite; the step is the one
+    #: before the call.
+    evaluation: bool = False
+    #: Of such a call, the number of samples that had no finite element left.
+    bad_samples: int = 0
 
 
 def reader_of(replay: Replay, op: Op) -> str:
@@ -259,8 +264,14 @@ def _own_replays(view: RunView) -> dict[tuple[int, int], Replay]:
         rank, step = integer(event.get("rank")), integer(event.get("step"))
         if event["event"] != "incident" or rank is None or step is None:
             continue
-        if (rank, step) not in found or found[rank, step].target:  # loss and gradients precede buffers
-            found[rank, step] = _replay(event, ops.get(text(event.get("id")), ()))
+        replay = _replay(event, ops.get(text(event.get("id")), ()))
+        if replay.evaluation:
+            step = max(0, step - 1)
+        known = found.get((rank, step))
+        if known is not None and known.evaluation and replay.evaluation:  # the loss of the same evaluation, say
+            replay = replace(known, bad_samples=max(known.bad_samples, replay.bad_samples))
+        if known is None or known.target or known.evaluation:
+            found[rank, step] = replay  # loss and gradients precede buffers and calls without gradients
     return found
 
 
@@ -298,6 +309,8 @@ def _replay(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Repl
         bad_data=tuple(as_delivered(f, _operand(f)) for f in _tables(data.get("bad_fields"))),
         data_is_finite=data["data_is_finite"] if isinstance(data.get("data_is_finite"), bool) else None,
         given_up=data.get("given_up") is True,
+        evaluation=data.get("evaluation") is True,
+        bad_samples=integer(data.get("bad_samples")) or 0,
     )
 
 

@@ -28,7 +28,7 @@ from precdoctor.runlog.schema import TABLES
 _STEP_COLUMNS = (
     *("step", "rank", "optimizer", "complete", "micro_steps", "loss", "lr", "lrs", "grad_norm", "clip_norm"),
     *("loss_scale", "clipped_before_unscale", "growth_tracker", "found_inf", "skipped", "autocast_dtype"),
-    *("lost_update_fraction", "non_finite", "sampled", "recorder_ns", "wait_ns", "device_ns", "step_ns", "wall_time"),
+    *("non_finite", "sampled", "recorder_ns", "wait_ns", "step_ns", "wall_time"),
 )
 #: Rows of the ``steps`` table that are turned into dictionaries at a time.
 _RECORDS = 1 << 14

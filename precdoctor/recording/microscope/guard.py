@@ -17,6 +17,7 @@ from torch import Tensor
 from precdoctor.recording import kernels
 from precdoctor.recording.kernels.list_layout import Layout
 from precdoctor.recording.microscope import event_rows
+from precdoctor.recording.microscope.evaluations import Evaluations
 from precdoctor.recording.microscope.given_up import GivenUp
 from precdoctor.recording.microscope.incidents import Incidents
 from precdoctor.recording.microscope.last_gradients import LastGradients
@@ -47,6 +48,7 @@ class Guard:
         self._context, self._scene, self._suspect = context, scene, suspect
         self.incidents = Incidents(context, scene)
         self.given_up = GivenUp(context, scene, loss_code, self.incidents, self.found_bad, self._loss_is_bad)
+        self.evaluations = Evaluations(context, scene, self.incidents)
         context.when_forked.append(self._forget)
         self._last_gradients = LastGradients(context, self._number_of_bad_step)
         self._forget()

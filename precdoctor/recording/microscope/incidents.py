@@ -84,5 +84,6 @@ class Incidents:
         if done.outcome != "origin" and context.options.arm_next and context.trace is None:
             first = context.step + 1
             context.trace = LiveTrace(context, (first, first + context.options.arm_next), lambda: None)
-        attach.say(f"step {context.step}: {what} is not finite{event_rows.origin(done)}{end}")
+        when = f"after step {context.step - 1}" if data.get("evaluation") else f"step {context.step}"
+        attach.say(f"{when}: {what} is not finite{event_rows.origin(done)}{end}")
         return True

@@ -219,7 +219,7 @@ def _note_arguments(tracer: Tracer, call: RootCall, arguments: tuple[tuple[Any, 
 
 def _judge_outputs(done: Replay, call: RootCall, result: Any) -> None:
     """Note bad outputs, and compare outputs with those of the run."""
-    originals = {name: kept for name, kept, version in call.outputs if kept._version == version}
+    originals = {name: kept for name, kept, version in call.outputs if tensor_leaves.version(kept) == version}
     for name, x in tensor_leaves.floating(result):
         bad = badness(x.detach())
         if bad:

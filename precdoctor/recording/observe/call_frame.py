@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from precdoctor.recording.model import static
-from precdoctor.recording.model.module_names import Place
+from precdoctor.recording.model.module_names import Place, Root
 from precdoctor.recording.ops.dispatched_ops import is_compiled_graph
 
 if TYPE_CHECKING:
@@ -34,6 +34,11 @@ class CallMode:
         self.name = "eval" if evaluating else phase
 
 
+#: A call that is not recorded, and one that is only judged by its result: neither has rows.
+NOT_RECORDED, EVALUATES = CallMode("", evaluating=False), CallMode("", evaluating=False)
+_TRAINS = CallMode("train", evaluating=False)
+
+
 @dataclass(slots=True, eq=False)
 class Frame:
     """One module call in progress."""
@@ -47,6 +52,8 @@ class Frame:
     first_node: int = 0
     #: Of a top-level call in training: what a replay of the call needs.
     kept: RootCall | None = None
+    #: A top-level call of a trained model without gradients: its result is judged.
+    judged: bool = False
     #: The call began in the middle of loss code (a teacher, without gradients): that code continues after it.
     reopens: bool = False
     #: All calls around this one are wrappers (DistributedDataParallel and the like).
@@ -105,6 +112,24 @@ def inner_mode(above: CallMode) -> CallMode:
         return above
     delegated = inside_function()
     return CallMode("train" if delegated else "no_grad", evaluating=above.evaluating, delegated=delegated)
+
+
+def root_mode(root: Root, module: nn.Module, *, recompute: bool) -> CallMode:
+    """Return how a top-level call is recorded; :data:`EVALUATES` for one of a trained root without gradients."""
+    if recompute:
+        return CallMode("train", evaluating=False)
+    grad = torch.is_grad_enabled()
+    delegated = not grad and inside_function()
+    grad = grad or delegated
+    # A loss module has no parameters, and nobody calls its eval(): without gradients it serves an evaluation.
+    evaluating = not static.is_training(module) or not (grad or root.parametric)
+    if STAGES in sys.modules and asks_for_shapes():
+        return NOT_RECORDED
+    if evaluating and not grad and root.trained:
+        return EVALUATES
+    if grad and not (evaluating or delegated):
+        return _TRAINS
+    return CallMode("train" if grad else "no_grad", evaluating=evaluating, delegated=delegated)
 
 
 def has_no_identity(module: nn.Module) -> bool:

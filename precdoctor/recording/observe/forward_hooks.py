@@ -7,7 +7,6 @@ fast path of ``TransformerEncoderLayer`` work as without them.
 from __future__ import annotations
 
 import functools
-import sys
 import warnings
 import weakref
 from collections.abc import Callable
@@ -20,17 +19,17 @@ from torch import Tensor, nn
 from precdoctor.recording.deepscan.window import StepWindow
 from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.kernels.outside_user_modes import modes_open, only_estimates
-from precdoctor.recording.model import static, tensor_leaves
+from precdoctor.recording.model import tensor_leaves
 from precdoctor.recording.model.module_names import Place
 from precdoctor.recording.observe.call_frame import (
-    STAGES,
+    EVALUATES,
+    NOT_RECORDED,
     CallMode,
     Frame,
-    asks_for_shapes,
     has_no_identity,
     inner_mode,
-    inside_function,
     is_replica,
+    root_mode,
 )
 from precdoctor.recording.observe.frozen_and_buffers import FrozenAndBuffers, RecordedTensors
 from precdoctor.recording.observe.logits import Logits
@@ -80,6 +79,8 @@ class ForwardHooks:
         #: By root and mode, of a call seen whole between samples: the autocast dtype that its forward enters itself.
         self._inner_autocast: dict[tuple[str, str], str | None] = {}
         recorder.when_forked.append(self._inner_autocast.clear)
+        #: Called when a trained model has returned from a call without gradients.
+        self.when_evaluated: Callable[..., None] = lambda *_: None
 
     def install(self) -> tuple[Callable[[nn.Module, Any], None], Callable[[nn.Module, Any, Any], None]]:
         """Register both hooks with torch, for every module of the process, and return them."""
@@ -164,7 +165,7 @@ class ForwardHooks:
         recorder = self._recorder
         above = stack[-1] if stack else None
         if has_no_identity(module) or torch._C._get_tracing_state() is not None:
-            stack.append(Frame(module, above.place if above else None, _NOT_RECORDED))
+            stack.append(Frame(module, above.place if above else None, NOT_RECORDED))
             return
         recompute = _in_recompute() != -1
         if recompute:
@@ -181,7 +182,7 @@ class ForwardHooks:
         frame = Frame(module, place, mode)
         frame.outermost = inside is None or (inside.outermost and inside.place is not None and inside.place.is_wrapper)
         stack.append(frame)
-        if recorder.live and mode is not _NOT_RECORDED and recorder.wants(place):
+        if recorder.live and mode.phase and recorder.wants(place):
             frame.recorded, frame.first_node = True, sequence_number()
         if place.is_wrapper:  # among wrappers, only a compiled model has rows that the wrapped module lacks
             frame.recorded = frame.recorded and type(module).__name__ == "OptimizedModule"
@@ -232,8 +233,13 @@ class ForwardHooks:
             return
         if recorder.trace is not None:
             recorder.trace.root_called(frame.module, root, {**dict(enumerate(args)), **keyword_arguments()})
-        if self._scene.enabled and frame.mode is not _NOT_RECORDED and torch.is_grad_enabled():
+        if not self._scene.enabled:
+            return
+        if frame.mode.phase and torch.is_grad_enabled():
             frame.kept = self._scene.enter(frame.module, root, args, keyword_arguments())
+        else:
+            evaluates = frame.mode is EVALUATES
+            frame.judged = evaluates or (frame.mode.name == "no_grad" and recorder.names.roots[root].trained)
 
     def _look_at_ops(self, frame: Frame, args: Any) -> None:
         """Of a top-level call, open a scan of all ops if one is due, and on sampled steps follow caches and logits."""
@@ -258,20 +264,7 @@ class ForwardHooks:
                 self._frozen_and_buffers.record(module, together)
 
     def _root_mode(self, module: nn.Module, place: Place, recompute: bool) -> CallMode:
-        """Return how a top-level call is recorded; :data:`_NOT_RECORDED` for an evaluation of a trained root."""
-        if recompute:
-            return CallMode("train", evaluating=False)
-        root = self._recorder.names.roots[place.root]
-        grad = torch.is_grad_enabled()
-        delegated = not grad and inside_function()
-        grad = grad or delegated
-        # A loss module has no parameters, and nobody calls its eval(): without gradients it serves an evaluation.
-        evaluating = not static.is_training(module) or not (grad or root.parametric)
-        if (evaluating and not grad and root.trained) or (STAGES in sys.modules and asks_for_shapes()):
-            return _NOT_RECORDED
-        if grad and not (evaluating or delegated):
-            return _TRAINS
-        return CallMode("train" if grad else "no_grad", evaluating=evaluating, delegated=delegated)
+        return root_mode(self._recorder.names.roots[place.root], module, recompute=recompute)
 
     def _autocast_is_new(self) -> bool:
         """Return whether autocast is on and the step's facts do not have its dtype yet."""
@@ -341,6 +334,8 @@ class ForwardHooks:
             self._record_outputs(frame, result)
         if not stack and self._recorder.claim.forwards_are_steps:
             self._recorder.claim.model_ended()
+        if frame.judged and frame.place is not None:
+            self.when_evaluated(module, frame.place.root, result)
         if frame.kept is not None:
             self._scene.leave(frame.kept, result)
             frame.reopens = True
@@ -393,7 +388,5 @@ class ForwardHooks:
         )
 
 
-_NOT_RECORDED = CallMode("", evaluating=False)
 #: Most Python frames between a hook and the module call that runs it.
 _NEAR = 16
-_TRAINS = CallMode("train", evaluating=False)

@@ -19,6 +19,7 @@ import contextlib
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from torch import nn
@@ -188,15 +189,20 @@ def keyword_arguments() -> dict[str, Any]:
     Torch does not pass them to global pre-hooks. They are a local variable of ``_call_impl``, and of the function that
     calls a module compiled in place; :func:`keyword_arguments_are_visible` tests whether this torch still has it.
     """
-    frame = sys._getframe(1)
+    return arguments_of_call()[1]
+
+
+def arguments_of_call() -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return positional and keyword arguments of the module call whose global hook is running, from the same place."""
+    frame: FrameType | None = sys._getframe(1)
     for _ in range(12):
-        if frame.f_code.co_name in ("inner", "_call_impl", "compile_wrapper", "_fn"):
-            found = frame.f_locals.get("kwargs")
-            return found if type(found) is dict else {}
-        if frame.f_back is None:
+        if frame is None:
             break
+        if frame.f_code.co_name in ("inner", "_call_impl", "compile_wrapper", "_fn"):
+            args, kwargs = frame.f_locals.get("args"), frame.f_locals.get("kwargs")
+            return args if type(args) is tuple else (), kwargs if type(kwargs) is dict else {}
         frame = frame.f_back
-    return {}
+    return (), {}
 
 
 def keyword_arguments_are_visible() -> bool:

@@ -188,7 +188,10 @@ class Incident:
     #: Every non-finite step was skipped, and a healthy one followed.
     recovered: bool = False
     #: What skipped the non-finite steps: ``scaler``, ``policy`` (``--on-nonfinite skip``), ``script``, else empty.
+    #: ``evaluation``: a call without gradients was non-finite, after the step.
     skipped_by: str = ""
+    #: Of a call without gradients, the number of samples without a finite element.
+    bad_samples: int = 0
     #: The origin's tensor on healthy steps.
     history: tuple[Sighting, ...] = ()
     #: The ranks that reported the incident.
@@ -215,6 +218,11 @@ class Incident:
         return as_given(self.origin.row) if self.phase is Phase.DATA and self.origin is not None else None
 
     @property
+    def is_evaluation(self) -> bool:
+        """Whether a call without gradients is non-finite, and the training is not."""
+        return self.skipped_by == "evaluation"
+
+    @property
     def identity(self) -> tuple[object, ...]:
         """A key that is equal for all occurrences of the same fault: code, place, cause."""
         where: tuple[object, ...] | None = None
@@ -222,7 +230,7 @@ class Incident:
             where = (self.culprit.replay.root, self.culprit.op.module, self.culprit.op.name, self.culprit.op.source)
         elif self.origin is not None:
             where = (self.origin.root, self.origin.module, self.origin.row.key)
-        return (self.code, where, self.cause.name, self.how, self.unrecorded is not None)
+        return (self.code, where, self.cause.name, self.how, self.unrecorded is not None, self.is_evaluation)
 
     @property
     def preceding(self) -> TensorRow | None:
@@ -287,7 +295,7 @@ class Incident:
 
     def at_step(self, view: RunView) -> str:
         """``at step 37``, with the rank if there are several, and the micro-step if gradients accumulate."""
-        words = f"at step {self.step}"
+        words = f"{'after' if self.is_evaluation else 'at'} step {self.step}"
         if self.origin is not None and self.origin.row.first_bad_micro_step and self.phase is not Phase.OPTIMIZER:
             words += f" (micro-step {self.origin.row.first_bad_micro_step})"
         return f"{words} on rank {self.process.rank}" if len({p.rank for p in view.processes}) > 1 else words
@@ -306,6 +314,7 @@ _SKIPS = {
     "scaler": "The loss scaler skipped these steps",
     "policy": "With `--on-nonfinite skip` these steps changed no weight",
     "script": "The script gave these batches up",
+    "evaluation": "The call was made without gradients (a validation pass, a rollout)",
     "": "These steps changed no weight",
 }
 _NOUNS = {

@@ -111,10 +111,13 @@ def _finding(view: RunView, rule: Rule, options: Options, incident: Incident, de
     if order is not None:
         origin = incident.process.rank if incident.phase is Phase.DATA else None
         evidence["rank_order"], spread = order.evidence, order.words(origin)
+    severity = Severity.WARNING if incident.recovered else None
+    if incident.is_evaluation and incident.recovered and not incident.bad_samples:
+        severity = Severity.INFO  # padding, as a rule: nobody reads such elements
     return rule.finding(
-        severity=Severity.WARNING if incident.recovered else None,
+        severity=severity,
         confidence=confidence,
-        title=report.title,
+        title=f"{report.title}, in a call without gradients" if incident.is_evaluation else report.title,
         message=report.message + spread + _repetition_words(incident) + _never_stepped_again(view, incident),
         location=location,
         cause=incident.cause.name,

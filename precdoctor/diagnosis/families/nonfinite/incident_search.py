@@ -20,7 +20,7 @@ from precdoctor.diagnosis.families.nonfinite.incident import UNKNOWN, Cause, Inc
 from precdoctor.diagnosis.families.nonfinite.merged_incidents import merged_over_ranks_and_time, without_consequences
 from precdoctor.diagnosis.families.nonfinite.tensor_causes import backward_cause, forward_cause
 from precdoctor.diagnosis.survey.healthy_steps import is_well, reference_of
-from precdoctor.diagnosis.survey.op_facts import BadSetting, replay_at
+from precdoctor.diagnosis.survey.op_facts import BadSetting, Replay, replay_at
 from precdoctor.diagnosis.survey.origin import Origin, Reference, locate_backward, locate_forward, suspicious
 from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, FORWARD_KINDS, TensorRow, path_to
 from precdoctor.diagnosis.survey.step_facts import StepFacts
@@ -87,6 +87,8 @@ def _with_outcome(
     """
     facts = [view.step_facts(incident.process, s) for s in episode]
     replay = replay_at(view, incident.process, incident.step)
+    if replay is not None and replay.evaluation:
+        return _with_evaluation(incident, replay)
     given_up = replay is not None and replay.given_up
     skipped = all(f is not None and (f.skipped or given_up) for f in facts)
     inference = all(f is not None and f.inference for f in facts)
@@ -111,6 +113,23 @@ def _with_outcome(
         recovered=skipped and followed,
         skipped_by="script" if given_up else _skipped_by(view, [f for f in facts if f is not None]),
         passed=followed or len(episode) == 1,
+        ranks=(incident.process.rank,),
+        occurrences=(incident.step,),
+    )
+
+
+def _with_evaluation(incident: Incident, replay: Replay) -> Incident:
+    """Add that a call without gradients is non-finite; so is the training if the call read a bad weight or buffer."""
+    external = incident.culprit.external if incident.culprit is not None else None
+    spoilt = external is not None and external[0] in ("weight", "buffer")
+    return replace(
+        incident,
+        last_finite=None if spoilt else incident.step,
+        last_step=incident.step,
+        recovered=not spoilt,
+        skipped_by="evaluation",
+        bad_samples=replay.bad_samples,
+        passed=True,
         ranks=(incident.process.rank,),
         occurrences=(incident.step,),
     )
