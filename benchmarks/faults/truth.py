@@ -15,7 +15,7 @@ SCRIPTS = HERE / "scripts"
 #: Folders of scripts, each with its truth: the family of the code that names the fault, or none.
 SUBJECTS = ("nonfinite", "underflow", "loss_scaling", "fp8", "updates", "growth", "configuration", "healthy")
 #: The sets that the scripts were written in; README.md has their provenance.
-NAN_SETS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+NAN_SETS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
 #: Sets of faults that leave the loss finite. They are asked other questions.
 QUIET_SETS = (
     "quiet",
