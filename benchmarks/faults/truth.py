@@ -38,6 +38,7 @@ QUIET_SETS = (
     "silent10",
     "silent11",
     "silent12",
+    "silent13",
 )
 SETS = NAN_SETS + QUIET_SETS
 
