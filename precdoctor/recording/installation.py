@@ -37,6 +37,7 @@ from precdoctor.recording.steps.optimizerless_steps import OptimizerlessSteps
 
 if TYPE_CHECKING:
     from precdoctor.recording.applying.applier import Applier
+    from precdoctor.recording.observe.compiled_modules import Probes
 
 _installed: Recorder | None = None
 
@@ -94,6 +95,16 @@ def _stop_at(recorder: Recorder, steps: int) -> None:
         raise SystemExit(STOPPED_BY_US)
 
 
+def _probes(recorder: Recorder) -> Probes:
+    """Install the probes of compiled modules. Importing them defines an op, which only these runs need."""
+    from precdoctor.recording.observe.compiled_modules import CHANGES_ROUNDING, Probes
+
+    recorder.warnings.append(CHANGES_ROUNDING)
+    probes = Probes(recorder)
+    probes.install()
+    return probes
+
+
 def _installed_for(run: Path, options: RecordOptions) -> Recorder:
     global _installed  # noqa: PLW0603 - torch's hooks are global to the process, and so is their owner
     attach.begin_here()
@@ -104,14 +115,7 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
         applier = _applier(recorder)
         if applier is not None:
             applier.install_before()
-        probes = None
-        if options.compiled == "instrument":
-            # Importing it defines an op, which only these runs need.
-            from precdoctor.recording.observe.compiled_modules import CHANGES_ROUNDING, Probes
-
-            recorder.warnings.append(CHANGES_ROUNDING)
-            probes = Probes(recorder)
-            probes.install()
+        probes = _probes(recorder) if options.compiled == "instrument" else None
         abandoned, casts, logits = AbandonedAttempts(recorder), Casts(recorder), Logits(recorder)
         others, scene = FrozenAndBuffers(recorder, casts), Scene(recorder)
         optimizerless = OptimizerlessSteps(recorder, abandoned, others.record)

@@ -16,7 +16,7 @@ from precdoctor.diagnosis.survey.survey import Survey
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 #: Sampled steps that each half must have: fewer make no average.
-_FEWEST = 8
+_FEWEST = 4
 
 
 class NewerHalf(RunView):

@@ -7,6 +7,7 @@ from its arguments, which the caller still holds.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
@@ -16,7 +17,6 @@ from precdoctor.recording import kernels
 from precdoctor.recording.kernels.outside_user_modes import modes_open
 from precdoctor.recording.microscope.incidents import Incidents
 from precdoctor.recording.model import tensor_leaves
-from precdoctor.recording.observe.module_hooks import arguments_of_call
 from precdoctor.recording.ops.tensor_facts import NEG_INF, badness
 from precdoctor.recording.process import attach
 from precdoctor.recording.recorder.hook_guard import guarded
@@ -27,6 +27,8 @@ from precdoctor.recording.steps.sentinel import amax, largest
 
 #: Maximum number of calls that are examined per process: what goes wrong in one of them goes wrong in the others.
 _MAX_EXAMINED: Final = 2
+#: Positional and keyword arguments of a call.
+Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
 class Evaluations:
@@ -36,13 +38,13 @@ class Evaluations:
         self._context, self._scene, self._incidents = context, scene, incidents
         self._forget()
         context.when_forked.append(self._forget)
-        #: To be called in the global hook of a top-level call that has returned, with module, root and result.
+        #: To be called as a top-level call returns: module, root, result and a function that returns its arguments.
         self.call_ended = guarded(context)(self._call_ended)
 
     def _forget(self) -> None:
         self._examined, self._step, self._calls = 0, -1, 0
 
-    def _call_ended(self, module: nn.Module, root: str, result: Any) -> None:
+    def _call_ended(self, module: nn.Module, root: str, result: Any, arguments: Callable[[], Arguments]) -> None:
         context = self._context
         if self._examined == _MAX_EXAMINED or self._incidents.examined > self._examined:
             return  # after an incident of the training all that follows is bad
@@ -66,15 +68,15 @@ class Evaluations:
                 attach.let_through(error)
                 return
         if bad:
-            self._examine(module, root, result, samples)
+            self._examine(module, root, result, arguments(), samples)
 
     def _may_read(self, x: Tensor) -> bool:
         """Return whether to read the result of this call. Of a GPU's, the calls 1, 2, 4, 8 ... since the last step."""
         return x.is_cpu or (self._calls & (self._calls - 1) == 0 and not is_capturing())
 
-    def _examine(self, module: nn.Module, root: str, result: Any, samples: int) -> None:
+    def _examine(self, module: nn.Module, root: str, result: Any, arguments: Arguments, samples: int) -> None:
         scene, policy = self._scene, self._context.options.on_nonfinite
-        call = scene.enter(module, root, *arguments_of_call())
+        call = scene.enter(module, root, *arguments)
         if call is None:
             return
         scene.leave(call, result)

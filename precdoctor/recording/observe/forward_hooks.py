@@ -33,7 +33,7 @@ from precdoctor.recording.observe.call_frame import (
 )
 from precdoctor.recording.observe.frozen_and_buffers import FrozenAndBuffers, RecordedTensors
 from precdoctor.recording.observe.logits import Logits
-from precdoctor.recording.observe.module_hooks import ModuleHooks, keyword_arguments
+from precdoctor.recording.observe.module_hooks import ModuleHooks, arguments_of_call, keyword_arguments
 from precdoctor.recording.ops.dispatched_ops import sequence_number
 from precdoctor.recording.ops.source_lines import calls_in_progress
 from precdoctor.recording.recorder import Recorder
@@ -335,7 +335,7 @@ class ForwardHooks:
         if not stack and self._recorder.claim.forwards_are_steps:
             self._recorder.claim.model_ended()
         if frame.judged and frame.place is not None:
-            self.when_evaluated(module, frame.place.root, result)
+            self.when_evaluated(module, frame.place.root, result, arguments_of_call)
         if frame.kept is not None:
             self._scene.leave(frame.kept, result)
             frame.reopens = True

@@ -20,7 +20,7 @@ from precdoctor.diagnosis.families.nonfinite.poisoned_buffers import poisoned_at
 from precdoctor.diagnosis.families.nonfinite.tensor_causes import provenance, provenance_words
 from precdoctor.diagnosis.survey.bad_data import as_given, delivered_tensor, drop_samples, mend_data
 from precdoctor.diagnosis.survey.frames import AT, at, firsts, groups, keys, on_steps, rows_of
-from precdoctor.diagnosis.survey.op_facts import replay_at
+from precdoctor.diagnosis.survey.replays import replay_at
 from precdoctor.diagnosis.survey.rows import Key, TensorRow, location, range_evidence, tensor_location
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 

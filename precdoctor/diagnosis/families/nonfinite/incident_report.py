@@ -20,7 +20,7 @@ from precdoctor.diagnosis.families.nonfinite.incident import Incident, Report
 from precdoctor.diagnosis.families.nonfinite.incident_search import incidents
 from precdoctor.diagnosis.families.nonfinite.rank_order import rank_order
 from precdoctor.diagnosis.families.nonfinite.tensor_causes import provenance
-from precdoctor.diagnosis.survey.op_facts import replay_at
+from precdoctor.diagnosis.survey.replays import replay_at
 from precdoctor.diagnosis.survey.rows import dotted, location, path_evidence, range_evidence
 from precdoctor.diagnosis.survey.view import RunView
 

@@ -20,8 +20,9 @@ from precdoctor.diagnosis.families.nonfinite.incident import UNKNOWN, Cause, Inc
 from precdoctor.diagnosis.families.nonfinite.merged_incidents import merged_over_ranks_and_time, without_consequences
 from precdoctor.diagnosis.families.nonfinite.tensor_causes import backward_cause, forward_cause
 from precdoctor.diagnosis.survey.healthy_steps import is_well, reference_of
-from precdoctor.diagnosis.survey.op_facts import BadSetting, Replay, replay_at
+from precdoctor.diagnosis.survey.op_facts import BadSetting, Replay
 from precdoctor.diagnosis.survey.origin import Origin, Reference, locate_backward, locate_forward, suspicious
+from precdoctor.diagnosis.survey.replays import replay_at
 from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, FORWARD_KINDS, TensorRow, path_to
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView

@@ -11,7 +11,8 @@ from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.nonfinite.incident import Incident
 from precdoctor.diagnosis.families.nonfinite.incident_report import evidence_of, location_of
 from precdoctor.diagnosis.families.nonfinite.incident_search import incidents
-from precdoctor.diagnosis.survey.op_facts import Replay, replay_at
+from precdoctor.diagnosis.survey.op_facts import Replay
+from precdoctor.diagnosis.survey.replays import replay_at
 from precdoctor.diagnosis.survey.replicas import coordinates
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS
 from precdoctor.diagnosis.survey.view import Process, RunView
