@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from precdoctor.diagnosis.advice.prescription_order import worthwhile_first
-from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, RuleOutcome, Status
+from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, RuleOutcome, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption
 from precdoctor.diagnosis.ranking.consequences import fold
 from precdoctor.diagnosis.ranking.ending import facts_of_end
@@ -147,7 +147,8 @@ def _check(view: RunView, rule: Rule, options: Options) -> Checked:
         if rule.newer_half and not checked.findings:
             later = view.remember("newer-half", lambda: newer_half(view))
             found = rule.check(later, options) if later is not None else checked
-            checked = _from_newer_half(found, later.first) if later is not None and found.findings else checked
+            if later is not None and any(f.severity is not Severity.INFO for f in found.findings):
+                return _from_newer_half(found, later.first)
         return checked
     except (PrecdoctorError, MemoryError):
         raise

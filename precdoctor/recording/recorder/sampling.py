@@ -7,8 +7,8 @@ without a successor, as in each trial of a search, predicts the last optimizer a
 steps after the last.
 
 Under a budget the first steps are all sampled, so that smoke runs are recorded whole. Then N moves among the powers of
-two: at once up to the smallest N whose cost is within the budget (to 32 at most until other steps have been measured),
-and down by one power if half of the room for samples would be enough. In short steps, what every step costs leaves
+two: up to the smallest N whose cost is within the budget, and down by one power if half of the room for samples would
+be enough. N is at most an eighth of the steps so far: either half of a run has eight samples, however short the run is. In short steps, what every step costs leaves
 little of the budget or nothing. No N would keep it, and the largest would leave no rule with its data; so samples may
 cost half as much as that. N doubles while the log cannot be written as fast as rows are made; the first steps then have
 longer and longer gaps as well, because rows that had to be dropped would leave no rule with its data. Whatever N is,
@@ -42,8 +42,9 @@ _WINDOW: Final = 16
 _ROOM: Final = 0.5
 #: Samples may cost this share of what all steps cost, whatever the budget.
 _BESIDE: Final = 0.5
-#: Largest N as long as the cost of a step that is not sampled is unknown, as behind the warm-up.
-_FIRST_PERIOD: Final = 32
+#: Largest N as a share of the steps so far: to halve it would double what a run of some hundred steps costs behind its
+#: first ones, and rules take medians over eight samples and more.
+_SHARE_OF_RUN: Final = 8
 #: After this many sampled steps without a backlog N is halved, until it is back at ``--every``.
 _CALM: Final = 4
 #: Longest streak of one optimizer that the prediction counts, and most histories that it remembers.
@@ -187,8 +188,8 @@ class Sampler:
         room = max(self._options.budget - fixed, _BESIDE * fixed)
         if self._waits_for_device and not self._step_times[False]:
             period = max(period, 2)  # the cost on the device can only be measured against a step that is not sampled
-        most = MAX_PERIOD if self._costs[False] else _FIRST_PERIOD
-        while period < most and more > room * period:
+        most = min(MAX_PERIOD, self._total_steps // _SHARE_OF_RUN)
+        while 2 * period <= most and more > room * period:
             period *= 2
         if period == self.period and period > 1 and more < _ROOM * room * (period // 2):
             period //= 2

@@ -332,4 +332,5 @@ RULE = Rule(
     options=(*FLUSH_OPTIONS[:2], MAX_STEPS),
     explains=when(_overflowed_before, "PD102", "PD105"),
     check=check,
+    newer_half=True,
 )  # fmt: skip

@@ -179,4 +179,5 @@ RULE = Rule(
     ),
     explains=when(same_tensors, "PD402", "PD407", "PD408"),
     check=check,
+    newer_half=True,
 )  # fmt: skip

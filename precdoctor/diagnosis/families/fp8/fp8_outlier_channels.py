@@ -200,4 +200,5 @@ RULE = Rule(
     ),
     explains=when(same_tensors, "PD402", "PD407"),
     check=check,
+    newer_half=True,
 )  # fmt: skip

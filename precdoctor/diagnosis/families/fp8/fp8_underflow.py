@@ -206,4 +206,5 @@ RULE = Rule(
     ),
     explains={**when(same_module, "PD203", "PD706"), **when(same_tensors, "PD407")},
     check=check,
+    newer_half=True,
 )  # fmt: skip

@@ -292,4 +292,5 @@ RULE = Rule(
                    maximum=1.0),
     ),
     check=check,
+    newer_half=True,
 )  # fmt: skip

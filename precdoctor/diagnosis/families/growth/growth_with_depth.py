@@ -372,4 +372,5 @@ RULE = Rule(
     ),
     explains=when(anywhere, "PD601", "PD602"),
     check=check,
+    newer_half=True,
 )  # fmt: skip

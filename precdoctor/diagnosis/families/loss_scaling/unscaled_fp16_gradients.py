@@ -131,5 +131,6 @@ RULE = Rule(
     page=PAGE,
     options=SUBNORMAL_OPTIONS,
     check=check,
+    newer_half=True,
     step_columns=("loss_scale",),
 )  # fmt: skip

@@ -248,4 +248,5 @@ RULE = Rule(
     options=FLUSH_OPTIONS,
     explains=when(anywhere, "PD202", "PD203", "PD204", "PD303", "PD305"),
     check=check,
+    newer_half=True,
 )

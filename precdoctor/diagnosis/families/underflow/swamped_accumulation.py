@@ -151,5 +151,6 @@ RULE = Rule(
                    0.01, 1.0),
     ),
     check=check,
+    newer_half=True,
     step_columns=("micro_steps",),
 )  # fmt: skip

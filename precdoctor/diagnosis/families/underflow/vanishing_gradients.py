@@ -351,4 +351,5 @@ RULE = Rule(
     ),
     explains={**when(anywhere, "PD203"), **when(starved_weights, "PD503")},
     check=check,
+    newer_half=True,
 )  # fmt: skip

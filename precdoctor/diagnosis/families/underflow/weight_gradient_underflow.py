@@ -308,5 +308,6 @@ RULE = Rule(
     options=FLUSH_OPTIONS,
     explains=when(anywhere, "PD203", "PD303", "PD305"),
     check=check,
+    newer_half=True,
     step_columns=("autocast_dtype",),
 )

@@ -318,4 +318,5 @@ RULE = Rule(
         **when(is_optimizer_cast, "PD706"),
     },
     check=check,
+    newer_half=True,
 )  # fmt: skip
