@@ -8,11 +8,11 @@ steps after the last.
 
 Under a budget the first steps are all sampled, so that smoke runs are recorded whole. Then N moves among the powers of
 two: up to the smallest N whose cost is within the budget, and down by one power if half of the room for samples would
-be enough. N is at most an eighth of the steps so far: either half of a run has eight samples, however short the run is. In short steps, what every step costs leaves
-little of the budget or nothing. No N would keep it, and the largest would leave no rule with its data; so samples may
-cost half as much as that. N doubles while the log cannot be written as fast as rows are made; the first steps then have
-longer and longer gaps as well, because rows that had to be dropped would leave no rule with its data. Whatever N is,
-two runs of a script share the steps whose numbers are multiples of both.
+be enough. N is at most an eighth of the steps so far: either half of a run has eight samples, however short the run is.
+In short steps, what every step costs leaves little of the budget or nothing. No N would keep it, and the largest would
+leave no rule with its data; so samples may cost half as much as that. N doubles while the log cannot be written as fast
+as rows are made; the first steps then have longer and longer gaps as well, because rows that had to be dropped would
+leave no rule with its data. Whatever N is, two runs of a script share the steps whose numbers are multiples of both.
 """
 
 from __future__ import annotations
