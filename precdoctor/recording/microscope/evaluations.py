@@ -17,11 +17,11 @@ from precdoctor.recording import kernels
 from precdoctor.recording.kernels.outside_user_modes import modes_open
 from precdoctor.recording.microscope.incidents import Incidents
 from precdoctor.recording.model import tensor_leaves
-from precdoctor.recording.ops.tensor_facts import NEG_INF, badness
+from precdoctor.recording.ops.tensor_facts import NEG_INF, POS_INF, badness
 from precdoctor.recording.process import attach
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
-from precdoctor.recording.scene.step_snapshot import Scene
+from precdoctor.recording.scene.step_snapshot import RootCall, Scene
 from precdoctor.recording.slots.deferred import is_capturing
 from precdoctor.recording.steps.sentinel import amax, largest
 
@@ -62,12 +62,13 @@ class Evaluations:
             try:
                 if math.isfinite(largest(amax(returned))):
                     return
-                bad = [x for x in returned if badness(x) & ~NEG_INF]
-                samples = sum(map(_bad_samples, bad))
+                kinds = [kind if (kind := badness(x)) != NEG_INF else 0 for x in returned]
+                # +Inf alone may be meant: a cost beyond a barrier.
+                samples = sum(_bad_samples(x) for x, kind in zip(returned, kinds, strict=True) if kind & ~POS_INF)
             except RuntimeError as error:  # the device has failed: nothing can be read from it any more
                 attach.let_through(error)
                 return
-        if bad:
+        if any(kinds):
             self._examine(module, root, result, arguments(), samples)
 
     def _may_read(self, x: Tensor) -> bool:
@@ -76,22 +77,30 @@ class Evaluations:
 
     def _examine(self, module: nn.Module, root: str, result: Any, arguments: Arguments, samples: int) -> None:
         scene, policy = self._scene, self._context.options.on_nonfinite
-        call = scene.enter(module, root, *arguments)
-        if call is None:
-            return
-        scene.leave(call, result)
+        scene.begin_step_if_new()
+        before, refused = scene.calls, scene.refused
+        scene.calls = list(before)
+        try:
+            if (call := scene.enter(module, root, *arguments)) is not None:
+                scene.leave(call, result)
+                self._examine_call(call, policy, samples)
+        finally:
+            scene.calls, scene.refused = before, refused  # a step in progress is replayed without this call
+
+    def _examine_call(self, call: RootCall, policy: str, samples: int) -> None:
         data = {"policy": policy, "given_up": True, "evaluation": True, "bad_samples": samples, "loss_is_bad": False}
         data |= {"gradients_are_bad": False, "skips_in_a_row": 0}
         what = "the result of a call without gradients"
         self._incidents.examine("outputs", what, data, "", calls=[call], alone=True, is_certain=False)
         self._examined += 1
-        scene.calls = [c for c in scene.calls if c is not call]
 
 
 def _is_usual(result: Any) -> bool:
     """Return whether a result is one tensor on the CPU that no mode or transform watches: its sum is cheap to read."""
-    usual = type(result) is Tensor and result.is_cpu and result.is_floating_point() and result.layout is torch.strided
-    return usual and not modes_open() and torch._C._functorch.maybe_current_level() is None
+    if type(result) is not Tensor or not result.is_cpu or not result.is_floating_point() or result.element_size() < 2:
+        return False
+    plain = result.layout is torch.strided and not result.is_nested
+    return plain and not modes_open() and torch._C._functorch.maybe_current_level() is None
 
 
 def _bad_samples(x: Tensor) -> int:

@@ -34,10 +34,11 @@ operations (the log of 0, a division by 0) are never attributed to a divergence.
 The rule also reports a forward pass that makes a *buffer* non-finite (a running variance that overflows) while its
 outputs, the loss and all gradients stay finite. It names the step, long before an evaluation or a later step shows it.
 
-Calls of a trained model without gradients, as in a validation pass, are judged by what they return. Such a finding is
-a warning, because the weights are intact, and information if no sample (entry along the first dimension) is non-finite
-throughout, because then it may be padding. On a GPU only the calls 1, 2, 4, 8 ... since the last step are read, and
-code outside of modules, such as a functional loss, is not seen there.
+Calls of a trained model without gradients, as in a validation pass, are judged by what they return. Such a finding is a
+warning, because the weights are intact, and information if no sample (entry along the first dimension) is non-finite
+throughout, because then it may be padding, or if all that is non-finite is `inf`, a cost beyond a barrier. On a GPU
+only the calls 1, 2, 4, 8 ... since the last step are read, and code outside of modules, such as a functional loss, is
+not seen there.
 """,
     matters="""
 Everything downstream of the first NaN is NaN: the loss, every gradient, and, unless the step is skipped, every weight.

@@ -383,6 +383,5 @@ RULE = Rule(
         RuleOption("min_steps", 8, "steps", "Minimum number of such steps.", minimum=2),
     ),
     check=check,
-    newer_half=True,
     explains=when(same_weights, "PD203"),
 )  # fmt: skip

@@ -331,6 +331,5 @@ RULE = Rule(
     ),
     explains={**when(anywhere, "PD502", "PD505"), **when(stalled_weights, "PD509")},
     check=check,
-    newer_half=True,
     step_columns=("lr",),
 )  # fmt: skip
