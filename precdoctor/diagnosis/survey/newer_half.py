@@ -16,7 +16,7 @@ from precdoctor.diagnosis.survey.survey import Survey
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 #: Sampled steps that each half must have: fewer make no average.
-_FEWEST = 4
+_FEWEST = 6
 
 
 class NewerHalf(RunView):
@@ -80,7 +80,7 @@ class NewerHalf(RunView):
 
 
 def newer_half(view: RunView) -> NewerHalf | None:
-    """Return the newer half of the run, in steps; None if either half has less than eight sampled steps."""
+    """Return the newer half of the run, in steps; None if either half has less than six sampled steps."""
     sampled = view.sampled_steps
     if not sampled:
         return None

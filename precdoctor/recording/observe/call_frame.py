@@ -114,7 +114,7 @@ def inner_mode(above: CallMode) -> CallMode:
     return CallMode("train" if delegated else "no_grad", evaluating=above.evaluating, delegated=delegated)
 
 
-def root_mode(root: Root, module: nn.Module, *, recompute: bool) -> CallMode:
+def root_mode(root: Root, module: nn.Module, recompute: bool) -> CallMode:
     """Return how a top-level call is recorded; :data:`EVALUATES` for one of a trained root without gradients."""
     if recompute:
         return CallMode("train", evaluating=False)

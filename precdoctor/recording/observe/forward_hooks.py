@@ -178,7 +178,8 @@ class ForwardHooks:
         place = place or self._named_place(module, inside)
         if inside is None and not recompute and recorder.claim.forwards_are_steps:
             self._begin_step_of(module, place)
-        mode = self._root_mode(module, place, recompute) if inside is None else inner_mode(inside.mode)
+        root = recorder.names.roots[place.root]
+        mode = root_mode(root, module, recompute) if inside is None else inner_mode(inside.mode)
         frame = Frame(module, place, mode)
         frame.outermost = inside is None or (inside.outermost and inside.place is not None and inside.place.is_wrapper)
         stack.append(frame)
@@ -236,7 +237,7 @@ class ForwardHooks:
         if not self._scene.enabled:
             return
         if frame.mode.phase and torch.is_grad_enabled():
-            frame.kept = self._scene.enter(frame.module, root, args, keyword_arguments())
+            frame.kept = self._scene.enter(frame.module, root, args, arguments_of_call()[1])
         else:
             evaluates = frame.mode is EVALUATES
             frame.judged = evaluates or (frame.mode.name == "no_grad" and recorder.names.roots[root].trained)
@@ -262,9 +263,6 @@ class ForwardHooks:
         if recorder.live:
             with self._weights as together:
                 self._frozen_and_buffers.record(module, together)
-
-    def _root_mode(self, module: nn.Module, place: Place, recompute: bool) -> CallMode:
-        return root_mode(self._recorder.names.roots[place.root], module, recompute=recompute)
 
     def _autocast_is_new(self) -> bool:
         """Return whether autocast is on and the step's facts do not have its dtype yet."""

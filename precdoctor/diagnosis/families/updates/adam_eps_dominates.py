@@ -322,5 +322,4 @@ RULE = Rule(
     ),
     explains=when(_holds_still, "PD501"),
     check=check,
-    newer_half=True,
 )  # fmt: skip
