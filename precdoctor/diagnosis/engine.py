@@ -160,7 +160,7 @@ def _check(view: RunView, rule: Rule, options: Options) -> Checked:
 
 def _from_newer_half(checked: Checked, first: int) -> Checked:
     """State in the findings of the newer half of a run that they are about the steps from ``first`` on."""
-    words = f"All of this is about the newer half of the run, from step {first:,} on; over the whole run it is less."
+    words = f"All of this is about the newer half of the run, from step {first:,} on; the whole is within the limits."
     findings = [
         replace(f, message=f"{f.message} {words}", evidence={**f.evidence, "from_step": first})
         for f in checked.findings

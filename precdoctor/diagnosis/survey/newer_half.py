@@ -52,6 +52,11 @@ class NewerHalf(RunView):
         return {p: [s for s in steps if s.step >= self.first] for p, steps in self._whole.timeline.items()}
 
     @cached_property
+    def events(self) -> pd.DataFrame:
+        """As of the whole run, all of them."""
+        return self._whole.events
+
+    @cached_property
     def survey(self) -> Survey:
         """As of the whole run, with the rows from :attr:`first` on; the totals are those of the whole run."""
         survey = self._whole.survey
@@ -80,7 +85,7 @@ class NewerHalf(RunView):
 
 
 def newer_half(view: RunView) -> NewerHalf | None:
-    """Return the newer half of the run, in steps; None if either half has less than six sampled steps."""
+    """Return the newer half of the run, in steps; None if either half has fewer than six sampled steps."""
     sampled = view.sampled_steps
     if not sampled:
         return None

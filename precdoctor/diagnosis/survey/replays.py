@@ -68,7 +68,7 @@ def second_run_of(view: RunView) -> RunView | None:
     if not path.is_dir():
         return None
     try:
-        again = type(view)(open_run(path))
+        again = RunView(open_run(path))
         return again if again.processes else None
     except PrecdoctorError:
         return None

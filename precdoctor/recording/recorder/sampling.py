@@ -8,7 +8,7 @@ steps after the last.
 
 Under a budget the first steps are all sampled, so that smoke runs are recorded whole. Then N moves among the powers of
 two: up to the smallest N whose cost is within the budget, and down by one power if half of the room for samples would
-be enough. N is at most an eighth of the steps so far: either half of a run has eight samples, however short the run is.
+be enough. N is at most an eighth of the steps so far: either half of a run has some eight samples, however short it is.
 In short steps, what every step costs leaves little of the budget or nothing. No N would keep it, and the largest would
 leave no rule with its data; so samples may cost half as much as that. N doubles while the log cannot be written as fast
 as rows are made; the first steps then have longer and longer gaps as well, because rows that had to be dropped would
@@ -42,8 +42,8 @@ _WINDOW: Final = 16
 _ROOM: Final = 0.5
 #: Samples may cost this share of what all steps cost, whatever the budget.
 _BESIDE: Final = 0.5
-#: Largest N as a share of the steps so far: to halve it would double what a run of some hundred steps costs behind its
-#: first ones, and rules take medians over eight samples and more.
+#: N is at most the number of steps so far divided by this, which is also about the number of samples in either half of
+#: a run. Rules take medians over that many; twice as many would double what short runs cost behind their first steps.
 _SHARE_OF_RUN: Final = 8
 #: After this many sampled steps without a backlog N is halved, until it is back at ``--every``.
 _CALM: Final = 4

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-import precdoctor
+from tests.support.incidents import incidents, told
 from tests.support.processes import PYTHON, record, script, warm
 
 #: ``how`` is what goes wrong: in the model (also if ``compiled``, or in ``inference`` mode), in a loss module, in the
@@ -87,17 +85,6 @@ def loop(tmp_path):
     return script(tmp_path, "loop.py", LOOP)
 
 
-def told(done) -> list:
-    """The findings of PD1xx."""
-    found = precdoctor.diagnose(precdoctor.open_run(done.run)).findings
-    return [f for f in found if f.code.startswith("PD1")]
-
-
-def incidents(done) -> list[dict]:
-    frame = precdoctor.open_run(done.run).events()
-    return [json.loads(data) for data in frame[frame["event"] == "incident"]["data"]]
-
-
 @pytest.mark.parametrize("how", ["model", "inference", "compiled", "loss", "data", "padding"])
 def test_the_op_that_makes_a_validation_non_finite_is_named(tmp_path, loop, how):
     done = record(tmp_path, "--strict", "--every", "8", "--", PYTHON, str(loop), how)
@@ -124,6 +111,8 @@ def test_a_bad_weight_that_a_validation_shows_is_an_error(tmp_path, loop):
     (finding,) = told(done)
     assert finding.severity.value == "error"
     assert not finding.evidence["recovered"]
+    assert finding.evidence["last_finite_step"] == 88, "step 89 may have spoilt it"
+    assert "at step 88" in finding.message
 
 
 def test_masks_in_a_validation_are_no_incident(tmp_path, loop):

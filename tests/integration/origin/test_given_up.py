@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-import precdoctor
+from tests.support.incidents import incidents, told
 from tests.support.processes import PYTHON, record, script, torchrun, warm
 
 #: Steps with a bad batch; no step of them is sampled with every 8th.
@@ -80,17 +78,6 @@ finally:
 @pytest.fixture
 def loop(tmp_path):
     return script(tmp_path, "loop.py", LOOP)
-
-
-def told(done) -> list:
-    """The errors and warnings of PD1xx."""
-    found = precdoctor.diagnose(precdoctor.open_run(done.run)).findings
-    return [f for f in found if f.code.startswith("PD1")]
-
-
-def incidents(done) -> list[dict]:
-    frame = precdoctor.open_run(done.run).events()
-    return [json.loads(data) for data in frame[frame["event"] == "incident"]["data"]]
 
 
 @pytest.mark.parametrize(

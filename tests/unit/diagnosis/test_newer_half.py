@@ -9,7 +9,9 @@ from precdoctor.diagnosis import diagnose
 from precdoctor.diagnosis.engine import diagnose_view, resolve_options
 from precdoctor.diagnosis.registry import RULES
 from precdoctor.diagnosis.survey.newer_half import newer_half
+from precdoctor.diagnosis.survey.replays import second_run_of
 from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.runlog.files import AUTOPSY_DIR
 from tests.support.counted import Counted
 from tests.support.training import Training, normal
 
@@ -39,6 +41,17 @@ def test_the_newer_half_takes_no_second_pass_over_the_log(tmp_path: Path) -> Non
     diagnosis = diagnose_view(RunView(run), RULES, resolve_options({}))
     assert any("from_step" in f.evidence for f in diagnosis.findings)
     assert (run.passes, run.asked) == (1, [])
+
+
+def test_a_traced_second_run_does_not_disturb_it(tmp_path: Path) -> None:
+    view = RunView(late(36).write(tmp_path / "run"))
+    Training(steps=3).write(tmp_path / "run" / AUTOPSY_DIR)
+    half = newer_half(view)
+    assert half is not None
+    again = second_run_of(half)
+    assert again is not None
+    assert again.sampled_steps == (0, 1, 2)
+    assert half.events is view.events
 
 
 def test_the_newer_half_holds_the_later_steps_only(tmp_path: Path) -> None:

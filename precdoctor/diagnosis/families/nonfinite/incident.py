@@ -219,7 +219,7 @@ class Incident:
 
     @property
     def is_evaluation(self) -> bool:
-        """Whether a call without gradients is non-finite, and the training is not."""
+        """Whether it is a call without gradients, after the step, that returned something non-finite."""
         return self.skipped_by == "evaluation"
 
     @property

@@ -89,7 +89,7 @@ def _with_outcome(
     facts = [view.step_facts(incident.process, s) for s in episode]
     replay = replay_at(view, incident.process, incident.step)
     if replay is not None and replay.evaluation:
-        return _with_evaluation(incident, replay)
+        return _with_evaluation(incident, replay, order)
     given_up = replay is not None and replay.given_up
     skipped = all(f is not None and (f.skipped or given_up) for f in facts)
     inference = all(f is not None and f.inference for f in facts)
@@ -119,13 +119,16 @@ def _with_outcome(
     )
 
 
-def _with_evaluation(incident: Incident, replay: Replay) -> Incident:
-    """Add that a call without gradients is non-finite; so is the training if the call read a bad weight or buffer."""
+def _with_evaluation(incident: Incident, replay: Replay, order: Sequence[int]) -> Incident:
+    """Add that a call without gradients is non-finite; so is the training if the call read a bad weight or buffer.
+
+    ``order``: all steps of the process. The one before the call may have spoilt the weight.
+    """
     external = incident.culprit.external if incident.culprit is not None else None
     spoilt = external is not None and external[0] in ("weight", "buffer")
     return replace(
         incident,
-        last_finite=None if spoilt else incident.step,
+        last_finite=max((s for s in order if s < incident.step), default=None) if spoilt else incident.step,
         last_step=incident.step,
         recovered=not spoilt,
         skipped_by="evaluation",

@@ -36,9 +36,9 @@ outputs, the loss and all gradients stay finite. It names the step, long before 
 
 Calls of a trained model without gradients, as in a validation pass, are judged by what they return. Such a finding is a
 warning, because the weights are intact, and information if no sample (entry along the first dimension) is non-finite
-throughout, because then it may be padding, or if all that is non-finite is `inf`, a cost beyond a barrier. On a GPU
-only the calls 1, 2, 4, 8 ... since the last step are read, and code outside of modules, such as a functional loss, is
-not seen there.
+throughout, because then it may be padding, or if all that is non-finite is `inf`, a cost beyond a barrier. If the call
+only read a weight or buffer that was non-finite, it is an error. Code outside of modules, such as a functional loss, is
+not seen in such calls. On a GPU only the calls 1, 2, 4, 8 ... since the last step are read.
 """,
     matters="""
 Everything downstream of the first NaN is NaN: the loss, every gradient, and, unless the step is skipped, every weight.
