@@ -128,6 +128,8 @@ def _finding(view: RunView, rule: Rule, options: Options, incident: Incident, de
 
 def _repetition_words(incident: Incident) -> str:
     more, likely = len(incident.occurrences) - 1, len(incident.likely_steps)
+    if more > 0 and incident.is_evaluation:
+        return f" The same happened after step {incident.occurrences[1]}; later calls were not examined."
     words = f" The same happened at {plural(more, 'later step')}." if more > 0 else ""
     if likely:
         were = "was" if likely == 1 else "were"
