@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property, reduce
 from typing import Any, Final, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -80,6 +82,15 @@ class Query:
     def may_match(self, first: int, last: int) -> bool:
         """Return False if no row with a step in [first, last] can satisfy the predicate; True if one might."""
         return not self.steps or any(all(_may_satisfy(op, v, first, last) for op, v in terms) for terms in self.steps)
+
+    def matching(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """The numbers of the rows that satisfy the predicate, ascending; ``batch`` as for :meth:`select`."""
+        if self.predicate is None or isinstance(self.predicate, pc.Expression):
+            raise TypeError("rows are numbered for a list of terms only")
+        found: npt.NDArray[np.int64] = np.flatnonzero(
+            _matches(batch, self.predicate).fill_null(False).to_numpy(zero_copy_only=False)
+        )
+        return found
 
     def select(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows and columns of the query, from a batch with the columns ``needed`` and ``attempt``."""

@@ -30,9 +30,14 @@ def _series(name: str, column: pa.ChunkedArray, categories: Categories) -> Any:
     if not pa.types.is_dictionary(array.type):
         return array.to_numpy(zero_copy_only=False)
     if name not in categories or not categories[name][0].equals(array.dictionary):
-        categories[name] = array.dictionary, pd.CategoricalDtype(array.dictionary.to_pandas())
+        categories[name] = array.dictionary, categories_of(array.dictionary)
     codes = array.indices.fill_null(-1).to_numpy(zero_copy_only=False)
     return pd.Categorical.from_codes(codes, dtype=categories[name][1], validate=False)
+
+
+def categories_of(dictionary: pa.Array) -> pd.CategoricalDtype:
+    """Return the entries of an Arrow dictionary as categories, which are Python strings."""
+    return pd.CategoricalDtype(pd.Index(dictionary.to_pylist(), dtype=object))
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:

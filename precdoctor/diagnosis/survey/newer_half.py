@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from precdoctor.diagnosis.survey.kept_rows import KeptRows
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.survey import Survey
 from precdoctor.diagnosis.survey.view import Process, RunView
@@ -28,7 +29,7 @@ class NewerHalf(RunView):
     def __init__(self, whole: RunView, first: int) -> None:
         super().__init__(whole.run)
         self._whole = whole
-        self._categories = whole._categories
+        self._categories, self._decoded_events = whole._categories, whole._decoded_events
         self._extra_steps = whole._extra_steps
         self.unread, self.glances = whole.unread, whole.glances
         #: The first step of this half.
@@ -58,30 +59,26 @@ class NewerHalf(RunView):
 
     @cached_property
     def survey(self) -> Survey:
-        """As of the whole run, with the rows from :attr:`first` on; the totals are those of the whole run."""
+        """As of the whole run, without the steps before :attr:`first`; rows and totals are those of the whole run."""
         survey = self._whole.survey
         later = pc.field("step") >= self.first
-        rows = survey.rows.filter(pc.greater_equal(survey.rows.column("step"), self.first))
         return replace(
             survey,
             steps_of={kind: steps[steps >= self.first] for kind, steps in survey.steps_of.items()},
             bad=survey.bad.filter(later),
             batches=survey.batches.filter(later),
-            rows=rows,
         )
 
-    def batches(
-        self,
-        columns: Sequence[str],
-        kinds: Sequence[str],
-        *,
-        steps: Sequence[int] | None = None,
-        where: Sequence[tuple[str, str, Any]] = (),
-        everyone: bool = False,
-    ) -> Iterator[pa.RecordBatch]:
+    def _terms(
+        self, kinds: Sequence[str], steps: Sequence[int] | None, where: Sequence[tuple[str, str, Any]]
+    ) -> list[tuple[str, str, Any]]:
         """As of the whole run, without the rows before :attr:`first`."""
-        where = [*where, ("step", ">=", self.first)]
-        return super().batches(columns, kinds, steps=steps, where=where, everyone=everyone)
+        return [*super()._terms(kinds, steps, where), ("step", ">=", self.first)]
+
+    @cached_property
+    def _kept_rows(self) -> KeptRows:
+        """Those of the whole run, whose columns are converted already."""
+        return self._whole._kept_rows
 
 
 def newer_half(view: RunView) -> NewerHalf | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, TypeVar
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -41,6 +43,7 @@ class RunFacts:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._memo: dict[str, Any] = {}
+        self._decoded_events: dict[str, list[tuple[int, dict[str, Any]]]] = {}
         #: Processes whose logs cannot be read and are left out, with the error.
         self.unread: dict[Process, str] = {}
         #: A summary of the steps of each process, if there are more processes than are read in full.
@@ -227,10 +230,19 @@ class RunFacts:
 
     def events_of(self, *kinds: str) -> list[dict[str, Any]]:
         """Return the events of these kinds by process and time, ``data`` decoded from JSON (empty if it is invalid)."""
+        chosen = [numbered for kind in dict.fromkeys(kinds) for numbered in self._events_of_kind(kind)]
+        return [dict(event) for _, event in sorted(chosen, key=itemgetter(0))]
+
+    def _events_of_kind(self, kind: str) -> list[tuple[int, dict[str, Any]]]:
+        """Return the events of one kind, decoded once, each with its row number."""
         if self.events.empty:
             return []
-        chosen = self.events[self.events["event"].isin(kinds)]
-        return [{**r, "data": _decoded(r.get("data"))} for r in records(chosen)]
+        if kind not in self._decoded_events:
+            rows = np.flatnonzero(self.events["event"] == kind)
+            events = records(self.events.iloc[rows])
+            decoded = [{**e, "data": _decoded(e.get("data"))} for e in events]
+            self._decoded_events[kind] = list(zip(rows.tolist(), decoded, strict=True))
+        return self._decoded_events[kind]
 
     def warnings_about(self, what: str) -> list[tuple[Process, dict[str, Any]]]:
         """Return the ``warning`` events whose ``data`` has this ``what``, with their processes, by process and time."""

@@ -18,11 +18,12 @@ import pyarrow as pa
 from precdoctor.diagnosis.survey import stored
 from precdoctor.diagnosis.survey.arrow_rows import Categories, frame_of
 from precdoctor.diagnosis.survey.engines import run_all
+from precdoctor.diagnosis.survey.kept_rows import KeptRows
 from precdoctor.diagnosis.survey.measures import MEASURES
 from precdoctor.diagnosis.survey.processes import Process
 from precdoctor.diagnosis.survey.rows import ROW_COLUMNS, Parameter, TensorRow
 from precdoctor.diagnosis.survey.run_facts import RunFacts, table_columns
-from precdoctor.diagnosis.survey.survey import ROWS, Survey, Task, chosen_steps, merged_surveys, read_pieces, tasks_of
+from precdoctor.diagnosis.survey.survey import Survey, Task, chosen_steps, merged_surveys, read_pieces, tasks_of
 from precdoctor.runlog.caps import MAX_STEP_ROWS, hold
 from precdoctor.runlog.costs import TENSOR_COST
 from precdoctor.runlog.filters import query
@@ -68,9 +69,12 @@ class RunView(RunFacts):
         """
         needed = [c for m in measures for c in MEASURES[m].columns]
         wanted = list(dict.fromkeys(["step", "rank", "attempt", *IDENTITY, *columns, *needed]))
-        batches = self.batches(wanted, kinds, steps=steps, where=where)
-        table = pa.Table.from_batches(batches, table_columns("tensors", wanted))
-        frame = frame_of(table.unify_dictionaries(), self._categories)
+        if self.survey.covers(steps) and self._kept_rows.holds(wanted):
+            frame = self._kept_rows.select(query("tensors", wanted, [self._terms(kinds, steps, where)]))
+        else:
+            batches = self.batches(wanted, kinds, steps=steps, where=where)
+            table = pa.Table.from_batches(batches, table_columns("tensors", wanted))
+            frame = frame_of(table.unify_dictionaries(), self._categories)
         for m in measures:
             frame[m] = MEASURES[m].of(frame)
         return frame
@@ -102,15 +106,10 @@ class RunView(RunFacts):
             everyone: return the rows of all processes, not of :attr:`processes` only.
         """
         wanted = list(dict.fromkeys(["step", "rank", "attempt", *columns]))
-        terms: list[tuple[str, str, Any]] = [("kind", "in", list(kinds)), *where]
-        survey = self.survey
-        if steps is not None:
-            terms.append(("step", "in", [int(s) for s in steps]))
-        elif survey.kept is not None and self._extra_steps:
-            terms.append(("step", "not in", self._extra_steps))
+        terms = self._terms(kinds, steps, where)
         all_seen = not everyone or len(self.processes) == len(self.everyone)
-        if all_seen and survey.covers(steps) and set(wanted) <= set(ROWS.names):
-            found = query("tensors", wanted, [terms]).select(survey.rows)
+        if all_seen and self.survey.covers(steps) and self._kept_rows.holds(wanted):
+            found = query("tensors", wanted, [terms]).select(self.survey.rows)
             return iter([found] if found.num_rows else [])
         if everyone or len(self.processes) == len(self.everyone):
             return self._run.batches("tensors", columns=wanted, filters=[terms])
@@ -119,6 +118,21 @@ class RunView(RunFacts):
             ranks.setdefault(process.attempt, []).append(process.rank)
         mine = [[*terms, ("attempt", "==", attempt), ("rank", "in", of)] for attempt, of in ranks.items()]
         return self._run.batches("tensors", columns=wanted, filters=mine) if mine else iter([])
+
+    def _terms(
+        self, kinds: Sequence[str], steps: Sequence[int] | None, where: Sequence[tuple[str, str, Any]]
+    ) -> list[tuple[str, str, Any]]:
+        """Return the filter terms of :meth:`batches`, all of which must hold."""
+        terms: list[tuple[str, str, Any]] = [("kind", "in", list(kinds)), *where]
+        if steps is not None:
+            terms.append(("step", "in", [int(s) for s in steps]))
+        elif self.survey.kept is not None and self._extra_steps:
+            terms.append(("step", "not in", self._extra_steps))
+        return terms
+
+    @cached_property
+    def _kept_rows(self) -> KeptRows:
+        return KeptRows(self.survey.rows)
 
     @cached_property
     def survey(self) -> Survey:
