@@ -84,7 +84,7 @@ def needed(folder):
     return int(plain.stderr.split()[-2])
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(48, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2, pytest.param(48, marks=pytest.mark.slow)])
 def test_at_every_limit_the_run_is_the_plain_run(folder, needed, count):
     """From what it needs up to where recording has room; before, it died, or went on with half a recorder."""
     draw = random.Random(SEED)

@@ -150,10 +150,11 @@ def _warm_server() -> str:
             [PYTHON, str(WARM), "serve", str(listening.fileno())],
             env=environment(**AS_ANYWHERE),
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,  # like those of its forks, which a file's buffer does not fit
+            stderr=subprocess.PIPE,
             pass_fds=[listening.fileno()],
         )
-    atexit.register(server.communicate)
+    atexit.register(lambda: sys.stderr.buffer.write(server.communicate()[1]))
     return number
 
 
@@ -166,9 +167,12 @@ def record_command(run: Path, *arguments: str) -> list[str]:
 def record(
     folder: Path, *arguments: str, stdin: bytes = b"", run: Path | None = None, env: Mapping[str, str] | None = None
 ) -> Finished:
-    """`precdoctor record -o RUN arguments`, in ``folder``, until it ends."""
+    """`precdoctor record -o RUN arguments`, in ``folder``, until it ends; itself :func:`warm` if its command is."""
     run = run or folder / "run"
-    command = record_command(run, *arguments)
+    if str(WARM) in arguments:
+        command = warm(ROOT / "tests" / "support" / "quick" / "cli.py", "record", "-o", run, *arguments)
+    else:
+        command = record_command(run, *arguments)
     return finish(start(folder, command, env), run, stdin)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.incidents import incidents, told
-from tests.support.processes import PYTHON, record, script, warm
+from tests.support.processes import record, script, warm
 
 #: ``how`` is what goes wrong: in the model (also if ``compiled``, or in ``inference`` mode), in a loss module, in the
 #: data, only in padding, in a weight, or nothing but masks.
@@ -87,7 +87,7 @@ def loop(tmp_path):
 
 @pytest.mark.parametrize("how", ["model", "inference", "compiled", "loss", "data", "padding"])
 def test_the_op_that_makes_a_validation_non_finite_is_named(tmp_path, loop, how):
-    done = record(tmp_path, "--strict", "--every", "8", "--", PYTHON, str(loop), how)
+    done = record(tmp_path, "--strict", "--every", "8", "--", *warm(loop, how))
     if how == "data":
         plain = record(tmp_path, "--on-nonfinite", "observe", "--", *warm(loop, how), run=tmp_path / "plain")
         assert (done.out, done.status) == (plain.out, plain.status), "the same weights and numbers"
@@ -109,7 +109,7 @@ def test_the_op_that_makes_a_validation_non_finite_is_named(tmp_path, loop, how)
 
 
 def test_a_bad_weight_that_a_validation_shows_is_an_error(tmp_path, loop):
-    done = record(tmp_path, "--strict", "--every", "8", "--", PYTHON, str(loop), "weight")
+    done = record(tmp_path, "--strict", "--every", "8", "--", *warm(loop, "weight"))
     (finding,) = told(done)
     assert finding.severity.value == "error"
     assert not finding.evidence["recovered"]
@@ -118,5 +118,5 @@ def test_a_bad_weight_that_a_validation_shows_is_an_error(tmp_path, loop):
 
 
 def test_masks_in_a_validation_are_no_incident(tmp_path, loop):
-    done = record(tmp_path, "--strict", "--every", "8", "--", PYTHON, str(loop), "masks")
+    done = record(tmp_path, "--strict", "--every", "8", "--", *warm(loop, "masks"))
     assert told(done) == incidents(done) == []

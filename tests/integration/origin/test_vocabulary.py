@@ -48,7 +48,14 @@ for step in range(2):
 LINES = SCRIPT.lstrip().splitlines()
 
 
-@pytest.mark.parametrize(("where", "op"), [("model", "log"), ("loss", "log"), ("backward", "div")])
+@pytest.mark.parametrize(
+    ("where", "op"),
+    [
+        ("model", "log"),
+        pytest.param("loss", "log", marks=pytest.mark.slow),
+        pytest.param("backward", "div", marks=pytest.mark.slow),
+    ],
+)
 def test_the_op_and_its_line_are_found(tmp_path, where, op):
     script(tmp_path, "train.py", SCRIPT.lstrip())
     done = record(tmp_path, "--strict", "--", *warm("train.py", where), run=tmp_path / "run")

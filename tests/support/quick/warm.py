@@ -141,7 +141,11 @@ def end(status):
 if __name__ == "__main__":
     if sys.argv[1] != "serve":
         sys.exit(ask(sys.argv[1], sys.argv[2:]))
-    import torch._dynamo  # noqa: F401 - what all this is for
+    import torch._dynamo  # noqa: F401 - what all this is for, and for the recorder's command what is below
+    import typer.main  # noqa: F401
+
+    with contextlib.suppress(ImportError):
+        from pydantic import TypeAdapter  # noqa: F401 - newer releases of typer load it with their first command
 
     gc.collect()
     gc.freeze()
