@@ -165,10 +165,12 @@ def _steps(rows: pd.DataFrame, made: pd.DataFrame) -> pd.DataFrame:
 def _emptied_steps(rows: pd.DataFrame, made: pd.DataFrame) -> set[tuple[Process, int]]:
     """Return steps on which all gradients given to the optimizer are zero, one of them non-zero after backward."""
     given = rows[rows["kind"] == "weight_grad_step"]
-    fed_steps = set(at(given[given["alive"]].iloc[firsts(groups(given[given["alive"]], AT))]))
+    fed, empty = given[given["alive"]], given[~given["alive"]]
+    if empty.empty:
+        return set()
     key = [*AT, *PARAMETER]
-    emptied = given[~given["alive"]][key].merge(made[key], on=key)
-    return set(at(emptied)) - fed_steps
+    emptied = empty[key].merge(made[key], on=key)
+    return set(at(emptied)) - set(at(fed.iloc[firsts(groups(fed, AT))]))
 
 
 def _weights_with_gradients(rows: pd.DataFrame) -> pd.DataFrame:
