@@ -127,7 +127,7 @@ tell()
 MLP = """
 from precdoctor.recording.observe import gradient_looks
 gradient_looks._WORTH_NS = 0  # on a CPU none of the pass is left to be waited for
-model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(60)])
+model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(24)])
 optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
 
 def step():
@@ -136,6 +136,8 @@ def step():
     optimizer.step()
     optimizer.zero_grad()
 """
+#: Of several blocks of slots, and with a layer 40.
+DEEP = MLP.replace("range(24)", "range(60)")
 
 
 def test_a_step_leaves_the_device_in_one_copy_to_memory_that_is_used_again(tmp_path):
@@ -158,7 +160,7 @@ with precdoctor.record("run", every=1, strict=True):
             time.sleep(0.001)
 tell(copies=copies, memories=len(set(large)))
 """
-    said, run_, _ = run(tmp_path, MLP + body)
+    said, run_, _ = run(tmp_path, DEEP + body)
     assert len(run_.tensors()) > 8 * 256  # several blocks of slots
     assert said["copies"][-6:] == [1] * 6 and said["memories"] <= 3
 
@@ -253,7 +255,7 @@ with precdoctor.record("run", every=1024, strict=True):
     train(6, poison=(3, {layer}))
 tell()
 """
-    _, run_, err = run(tmp_path, MLP + EARLY.replace("MICRO", "1").replace("CLIP", "pass") + body)
+    _, run_, err = run(tmp_path, DEEP + EARLY.replace("MICRO", "1").replace("CLIP", "pass") + body)
     found = run_.events()
     (incident,) = found[found["event"] == "incident"].to_dict("records")
     data = json.loads(incident["data"])
@@ -317,7 +319,7 @@ with precdoctor.record("run", every=2, strict=True):
         optimizer.zero_grad()
 tell()
 """
-    _, run_, err = run(tmp_path, MLP + body)
+    _, run_, err = run(tmp_path, DEEP + body)
     assert "the optimizer made 59.weight non-finite" in err
     (finding, *_) = precdoctor.diagnose(run_).findings
     assert (finding.code, finding.location.op, finding.location.step) == ("PD105", "aten.rsqrt.default", 2)
@@ -380,7 +382,7 @@ with precdoctor.record("run", every=1, strict=True):
         step()
 tell(counts=counts, whole=sum(whole), all=len(whole))
 """
-    said, _, _ = run(tmp_path, MLP + body)
+    said, _, _ = run(tmp_path, DEEP + body)
     assert said["counts"] == [[120]] * 3
     assert said["whole"] == said["all"] == 3 * 120
 
@@ -422,7 +424,7 @@ with precdoctor.record("run", every=1, strict=True, deep_scan=0):
     model(torch.randn(4, 8))
 tell(found=found, later=CUDA.followed)
 """
-    said, _, _ = run(tmp_path, MLP + body)
+    said, _, _ = run(tmp_path, DEEP + body)
     assert said["found"] == [[], [[7, 0]], [[9, 7]], [[0, 9]]]
     assert said["later"] == [[5, 0]]
 
