@@ -97,9 +97,9 @@ def _print_report(place: Path, settings: Settings, shape: str, worst: int) -> No
 def _report(run: Run, settings: Settings, shape: str, worst: int) -> None:
     import sys
 
+    from precdoctor.diagnosis.analyses.shadow_errors import shadowed
     from precdoctor.diagnosis.engine import describe, resolve_options, view_of
     from precdoctor.diagnosis.families.configuration.precision_error_above_expectation import RULE, limits_of
-    from precdoctor.diagnosis.survey.shadow_errors import shadowed
     from precdoctor.reporting import shadow_view
     from precdoctor.reporting.console import make_console
 

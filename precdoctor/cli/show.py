@@ -40,9 +40,9 @@ def show(
     if dtypes and scans:
         raise UsageError("--dtypes cannot be combined with --scans")
     recorded = opened(run, engine)
+    from precdoctor.diagnosis.analyses.op_dtypes import op_dtypes
+    from precdoctor.diagnosis.analyses.scans import scans as scans_of
     from precdoctor.diagnosis.claims.finding import jsonable
-    from precdoctor.diagnosis.survey.op_dtypes import op_dtypes
-    from precdoctor.diagnosis.survey.scans import scans as scans_of
     from precdoctor.diagnosis.survey.view import RunView
     from precdoctor.reporting.show_view import print_dtypes, print_scans, print_summary
     from precdoctor.reporting.summary import summarise

@@ -20,11 +20,11 @@ from precdoctor.comparison.baseline import Baseline
 from precdoctor.comparison.lines import Line, location_of
 from precdoctor.comparison.pairing import subject
 from precdoctor.comparison.summary import METRICS, Summary
+from precdoctor.diagnosis.analyses.shadow_errors import Shadowed
 from precdoctor.diagnosis.claims.finding import Location, Severity
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.registry import nearest
 from precdoctor.diagnosis.survey.rows import Key
-from precdoctor.diagnosis.survey.shadow_errors import Shadowed
 from precdoctor.errors import UsageError
 
 CHECK = "PD815 limit-exceeded"

@@ -18,12 +18,12 @@ from precdoctor.comparison.regressions import Regression
 from precdoctor.comparison.remarks import remarks
 from precdoctor.comparison.steps import loss_window, sampled_by_all, skipped_share, typical_loss, usable_steps
 from precdoctor.comparison.summary import Summary, summaries
+from precdoctor.diagnosis.analyses.shadow_errors import shadowed
 from precdoctor.diagnosis.claims.finding import Diagnosis, Severity
 from precdoctor.diagnosis.claims.rule import Options, Rule
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.engine import diagnose_view
 from precdoctor.diagnosis.survey.rows import Key
-from precdoctor.diagnosis.survey.shadow_errors import shadowed
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import UsageError
 

@@ -17,9 +17,9 @@ import pandas as pd
 
 from precdoctor.comparison.compare import FIRST_DIFFERENCE, LOSS_GAP
 from precdoctor.comparison.spread import GAUSSIAN_MAD
+from precdoctor.diagnosis.analyses.healthy_steps import is_well
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.survey.healthy_steps import is_well
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import IDENTITY, RunView
 

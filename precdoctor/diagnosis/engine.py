@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from precdoctor.diagnosis.advice.prescription_order import worthwhile_first
+from precdoctor.diagnosis.analyses.recording_cost import overhead
+from precdoctor.diagnosis.analyses.replicas import coordinates
 from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, RuleOutcome, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption
 from precdoctor.diagnosis.ranking.consequences import fold
 from precdoctor.diagnosis.ranking.ending import facts_of_end
 from precdoctor.diagnosis.registry import RELATIONS, RULES, Named, find, nearest, select_rules
 from precdoctor.diagnosis.survey.newer_half import newer_half
-from precdoctor.diagnosis.survey.recording_cost import overhead
-from precdoctor.diagnosis.survey.replicas import coordinates
 from precdoctor.diagnosis.survey.step_facts import own_step
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import NothingRecordedError, PrecdoctorError, UsageError

@@ -12,9 +12,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from precdoctor.diagnosis.analyses.shadow_errors import FORWARD, Limits, Piece, Shadowed
 from precdoctor.diagnosis.claims.finding import jsonable
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.shadow_errors import FORWARD, Limits, Piece, Shadowed
 from precdoctor.numerics.formats import format_of_dtype
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.json_report import answer_head

@@ -10,9 +10,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from precdoctor.diagnosis.analyses.op_dtypes import OpDtypes, Pattern, patterns
+from precdoctor.diagnosis.analyses.scans import Scan
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.op_dtypes import OpDtypes, Pattern, patterns
-from precdoctor.diagnosis.survey.scans import Scan
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.run_head import print_ending, print_head
 from precdoctor.reporting.sparkline import sparkline

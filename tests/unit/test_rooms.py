@@ -13,6 +13,7 @@ ORDERS = {
     "diagnosis": (
         ("claims",),
         ("survey",),
+        ("analyses",),
         ("advice",),
         ("divergence",),
         ("families/*",),

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from precdoctor.diagnosis.analyses.gradient_underflow import GradientSeries, GradientSurvey, tail_of
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.claims.words import percent
-from precdoctor.diagnosis.survey.gradient_underflow import GradientSeries, GradientSurvey, tail_of
 from precdoctor.diagnosis.survey.rows import Key, TensorRow
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP16, Format

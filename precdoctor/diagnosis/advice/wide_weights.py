@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from precdoctor.diagnosis.analyses.parameters import count_of, states_per_parameter, stepped, trainable
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.survey.parameters import count_of, states_per_parameter, stepped, trainable
 from precdoctor.diagnosis.survey.view import RunView
 
 _FP32_BYTES = 4

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from precdoctor.diagnosis.analyses.histories import by_optimizer
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.histories import by_optimizer
 from precdoctor.diagnosis.survey.rows import integer, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from precdoctor.diagnosis.analyses.histories import by_optimizer
 from precdoctor.diagnosis.divergence.learning_rates import JUMP, group_words, jump_before, raised
 from precdoctor.diagnosis.divergence.missing_zero_grad import unzeroed
 from precdoctor.diagnosis.divergence.updates_by_step import Updates, updates_before
-from precdoctor.diagnosis.survey.histories import by_optimizer
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView

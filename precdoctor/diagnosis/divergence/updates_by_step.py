@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from precdoctor.diagnosis.analyses.parameters import parameter_label
 from precdoctor.diagnosis.survey.frames import finite, parameters
-from precdoctor.diagnosis.survey.parameters import parameter_label
 from precdoctor.diagnosis.survey.rows import Parameter
 from precdoctor.diagnosis.survey.view import Process, RunView
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from precdoctor.diagnosis.advice.larger_loss_scale import share_flushed
+from precdoctor.diagnosis.analyses.gradient_underflow import computed_in, examined_steps
 from precdoctor.diagnosis.claims.finding import Finding, Prescription
 from precdoctor.diagnosis.families.nonfinite.culprit import culprit_at
 from precdoctor.diagnosis.offline.replay.gradients import run_gradients
@@ -18,7 +19,6 @@ from precdoctor.diagnosis.offline.replay.loss_scale import default_process
 from precdoctor.diagnosis.offline.replay.updates import recorded_policy
 from precdoctor.diagnosis.prescriptions import measures
 from precdoctor.diagnosis.prescriptions.measures import MEASURES, Measure, Scope
-from precdoctor.diagnosis.survey.gradient_underflow import computed_in, examined_steps
 from precdoctor.diagnosis.survey.rows import TensorRow
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import BF16, FP32, Format

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from precdoctor.diagnosis.analyses.gradient_underflow import GradientSeries, survey
+from precdoctor.diagnosis.analyses.parameters import adam_groups
 from precdoctor.diagnosis.families.nonfinite.bad_steps import incident_steps
 from precdoctor.diagnosis.families.nonfinite.incident import Incident
 from precdoctor.diagnosis.families.nonfinite.incident_search import incidents
@@ -16,8 +18,6 @@ from precdoctor.diagnosis.offline.replay.gradients import run_gradients
 from precdoctor.diagnosis.offline.replay.loss_scale import recorded_flushed
 from precdoctor.diagnosis.offline.replay.updates import updates_of
 from precdoctor.diagnosis.survey.frames import histograms
-from precdoctor.diagnosis.survey.gradient_underflow import GradientSeries, survey
-from precdoctor.diagnosis.survey.parameters import adam_groups
 from precdoctor.diagnosis.survey.rows import Key, known_format, number
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import UsageError

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from precdoctor.diagnosis.analyses.parameters import HALF, states_per_parameter
 from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, Prescription, jsonable
 from precdoctor.diagnosis.prescriptions.candidates import Candidate, candidates
 from precdoctor.diagnosis.prescriptions.effects import Effect, effects
 from precdoctor.diagnosis.prescriptions.frameworks import edits
-from precdoctor.diagnosis.survey.parameters import HALF, states_per_parameter
 from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.runlog.changes import Change

@@ -1,6 +1,5 @@
-"""The only readers of a log: rows, steps, events, and the measures that rules of more than one family ask for.
+"""The only readers of a log: rows, steps and events.
 
-:class:`.view.RunView` scans the parts. Every other module computes one measure from the scanned rows: the history of a
-tensor's amax, the flushed share of a gradient, the facts of an op, the settings of an optimizer. No module here makes
-findings.
+:class:`.view.RunView` scans the parts and keeps the rows of a :class:`.survey.Survey`; :mod:`.frames` and
+:mod:`.measures` are what rules do with them. What more than one family computes is in ``analyses``.
 """

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from precdoctor.diagnosis.analyses.op_dtypes import op_dtypes, patterns
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.engine import describe_recorder
-from precdoctor.diagnosis.survey.op_dtypes import op_dtypes, patterns
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.reporting.html import svg
 from precdoctor.reporting.html.layers import KIND_RANK, KIND_TITLES

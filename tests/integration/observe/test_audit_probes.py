@@ -15,8 +15,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from precdoctor.diagnosis import diagnose
+from precdoctor.diagnosis.analyses import scans
 from precdoctor.diagnosis.claims.finding import Finding, Severity
-from precdoctor.diagnosis.survey import scans
 from precdoctor.recording.deepscan.scan_mode import ScanMode
 from tests.support import audit_probes
 from tests.support.audit_probes import PROBES, Probe

@@ -8,8 +8,8 @@ import subprocess
 import pytest
 
 import precdoctor
+from precdoctor.diagnosis.analyses.shadow_errors import Limits, shadowed
 from precdoctor.diagnosis.engine import view_of
-from precdoctor.diagnosis.survey.shadow_errors import Limits, shadowed
 from precdoctor.recording.options import RecordOptions
 from precdoctor.reporting.shadow_view import verdict
 from tests.support.processes import PATIENCE, PYTHON, ROOT, environment, script, warm

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from precdoctor.comparison.baseline import Baseline, Expected, Learned
 from precdoctor.comparison.fail_if import KINDS, METRIC_DOCS, RUN_METRICS, judge_limit, parse_limit
 from precdoctor.comparison.summary import Summary
-from precdoctor.diagnosis.survey.shadow_errors import Piece, Shadowed
+from precdoctor.diagnosis.analyses.shadow_errors import Piece, Shadowed
 from precdoctor.errors import UsageError
 from precdoctor.numerics.formats import FORMATS
 

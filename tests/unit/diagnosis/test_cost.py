@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from precdoctor.diagnosis.survey.recording_cost import overhead
+from precdoctor.diagnosis.analyses.recording_cost import overhead
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.runlog import open_run
 from tests.support.runs import write_run

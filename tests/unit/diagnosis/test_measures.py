@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from precdoctor.diagnosis.analyses.harm import kept_bits, mean_bits
 from precdoctor.diagnosis.survey.frames import by_kind, courses, firsts, groups, lasts, on_steps, pairs, rows_of
-from precdoctor.diagnosis.survey.harm import kept_bits, mean_bits
 from precdoctor.diagnosis.survey.measures import MEASURES, lists
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import Process

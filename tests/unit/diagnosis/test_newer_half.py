@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from precdoctor.diagnosis import diagnose
+from precdoctor.diagnosis.analyses.replays import second_run_of
 from precdoctor.diagnosis.engine import diagnose_view, resolve_options
 from precdoctor.diagnosis.registry import RULES
 from precdoctor.diagnosis.survey.newer_half import newer_half
-from precdoctor.diagnosis.survey.replays import second_run_of
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.runlog.files import AUTOPSY_DIR
 from tests.support.counted import Counted

@@ -5,6 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from precdoctor.diagnosis.analyses.bad_data import BadTensor
+from precdoctor.diagnosis.analyses.op_facts import NAN, NEG_INF, POS_INF, BadSetting, Op, Replay
+from precdoctor.diagnosis.analyses.operand import Operand
 from precdoctor.diagnosis.claims.finding import Phase, Source
 from precdoctor.diagnosis.families.nonfinite.culprit import culprit_op, culprit_phase, gradient_scale, op_cause
 from precdoctor.diagnosis.families.nonfinite.incident import Cause, Culprit, CulpritOp
@@ -15,9 +18,6 @@ from precdoctor.diagnosis.families.nonfinite.op_report import (
     operand_words,
     reference_words,
 )
-from precdoctor.diagnosis.survey.bad_data import BadTensor
-from precdoctor.diagnosis.survey.op_facts import NAN, NEG_INF, POS_INF, BadSetting, Op, Replay
-from precdoctor.diagnosis.survey.operand import Operand
 
 CONSTANT = ("constant", "")
 

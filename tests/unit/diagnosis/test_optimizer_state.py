@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precdoctor.diagnosis.survey.optimizer_states import excess
+from precdoctor.diagnosis.analyses.optimizer_states import excess
 
 
 def recorded(v: np.ndarray, squares: np.ndarray, every: int, decay: float) -> float | None:

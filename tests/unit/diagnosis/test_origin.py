@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precdoctor.diagnosis.survey.origin import Sighting, caller_of, is_loss_module, suspicious
+from precdoctor.diagnosis.analyses.origin import Sighting, caller_of, is_loss_module, suspicious
 from precdoctor.diagnosis.survey.rows import TensorRow
 from tests.support.training import CLASSES, ROOT, find, healthy_step, poison, spoil
 

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precdoctor.diagnosis import diagnose
+from precdoctor.diagnosis.analyses.replicas import COLUMNS, PARTIAL, Replicas, merge, replica_differences, summarise
 from precdoctor.diagnosis.families.configuration import unequal_replicas, unequal_replicas_copies
-from precdoctor.diagnosis.survey.replicas import COLUMNS, PARTIAL, Replicas, merge, replica_differences, summarise
 from precdoctor.diagnosis.survey.view import Process
 from precdoctor.reporting.finding_view import place as place_of
 from precdoctor.runlog.schema import TENSORS

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from precdoctor.diagnosis.analyses.op_facts import Op, Replay
+from precdoctor.diagnosis.analyses.operand import Operand
 from precdoctor.diagnosis.claims.finding import Phase
 from precdoctor.diagnosis.families.nonfinite.incident import Cause, Culprit, CulpritOp
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import prescribe
 from precdoctor.diagnosis.families.nonfinite.safe_operands import _SAFE, double_where
-from precdoctor.diagnosis.survey.op_facts import Op, Replay
-from precdoctor.diagnosis.survey.operand import Operand
 
 OPERANDS = (0.0, -0.0, 1e-45, 1e-40, 1e-38, 1.2e-38, 1e-30, 1e-19, 1e-6, 0.5, 1.0, -1.0, -1e-30)
 

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from precdoctor.diagnosis.analyses.loss_scales import joined_updates
 from precdoctor.diagnosis.engine import view_of
 from precdoctor.diagnosis.families.loss_scaling.loss_scale_collapse_prescriptions import lower_bound
 from precdoctor.diagnosis.offline.replay.updates import updates_of
-from precdoctor.diagnosis.survey.loss_scales import joined_updates
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from tests.rules.PD301.samples import gan_with_a_scaler_each, one_of_two_scalers, two_scalers
 from tests.support.training import Training

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from precdoctor.diagnosis import diagnose
+from precdoctor.diagnosis.analyses.op_dtypes import op_dtypes, patterns
+from precdoctor.diagnosis.analyses.scans import facts, scans
 from precdoctor.diagnosis.claims.finding import Status
-from precdoctor.diagnosis.survey.op_dtypes import op_dtypes, patterns
-from precdoctor.diagnosis.survey.scans import facts, scans
 from precdoctor.diagnosis.survey.view import RunView
 from tests.support.scanning import fact, scanned, used
 from tests.support.training import FACTS, Training

@@ -9,7 +9,7 @@ import math
 import jsonschema
 import pytest
 
-from precdoctor.diagnosis.survey.shadow_errors import Limits, Piece, Shadowed
+from precdoctor.diagnosis.analyses.shadow_errors import Limits, Piece, Shadowed
 from precdoctor.numerics.formats import FORMATS
 from precdoctor.reporting import shadow_view
 from precdoctor.reporting.console import make_console

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from precdoctor.diagnosis.analyses.parameters import HALF
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
@@ -22,7 +23,6 @@ from precdoctor.diagnosis.families.configuration.half_precision_positions_angles
 )
 from precdoctor.diagnosis.survey.frames import PARAMETER, at, firsts, groups, parameters
 from precdoctor.diagnosis.survey.measures import lists
-from precdoctor.diagnosis.survey.parameters import HALF
 from precdoctor.diagnosis.survey.rows import TensorRow, known_format, location, tensor_evidence
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import BF16, FP16, FP32, Format

@@ -11,6 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from precdoctor.diagnosis.analyses.op_facts import real
+from precdoctor.diagnosis.analyses.parameters import HALF
+from precdoctor.diagnosis.analyses.scans import facts, scan_events, short_name
 from precdoctor.diagnosis.claims.finding import (
     Finding,
     Location,
@@ -23,11 +26,8 @@ from precdoctor.diagnosis.claims.finding import (
 )
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import percent
-from precdoctor.diagnosis.survey.op_facts import real
-from precdoctor.diagnosis.survey.parameters import HALF
 from precdoctor.diagnosis.survey.processes import Process
 from precdoctor.diagnosis.survey.rows import integer, known_format, text
-from precdoctor.diagnosis.survey.scans import facts, scan_events, short_name
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32, Format
 

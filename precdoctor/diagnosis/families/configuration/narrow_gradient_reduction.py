@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
+from precdoctor.diagnosis.analyses.gradient_underflow import FLUSH_OPTIONS, MAX_STEPS, examined_steps
+from precdoctor.diagnosis.analyses.healthy_steps import is_well
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.gradient_underflow import FLUSH_OPTIONS, MAX_STEPS, examined_steps
-from precdoctor.diagnosis.survey.healthy_steps import is_well
 from precdoctor.diagnosis.survey.rows import (
     Key,
     TensorRow,

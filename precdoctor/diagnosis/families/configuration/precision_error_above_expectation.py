@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from precdoctor.diagnosis.analyses.shadow_errors import FORWARD, Limits, Piece, Shadowed, shadowed
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import code_in_float32, module_expression, run_in_float32
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.shadow_errors import FORWARD, Limits, Piece, Shadowed, shadowed
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(

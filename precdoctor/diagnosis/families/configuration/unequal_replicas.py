@@ -7,13 +7,13 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from precdoctor.diagnosis.analyses.replicas import COLUMNS, Replicas, Weight, coordinates, replica_differences
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, rank_place
 from precdoctor.diagnosis.claims.relations import when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.configuration.unequal_replicas_causes import Cause, cause_of
 from precdoctor.diagnosis.families.configuration.unequal_replicas_copies import Copies, Difference, steps_apart
-from precdoctor.diagnosis.survey.replicas import COLUMNS, Replicas, Weight, coordinates, replica_differences
 from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.view import Process, RunView
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from precdoctor.diagnosis.analyses.replicas import Weight
 from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.claims.rule import Options
 from precdoctor.diagnosis.families.configuration.unequal_replicas_copies import Copies, Difference
-from precdoctor.diagnosis.survey.replicas import Weight
 from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.view import RunView
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from precdoctor.diagnosis.survey.replicas import Replicas, Weight
+from precdoctor.diagnosis.analyses.replicas import Replicas, Weight
 from precdoctor.diagnosis.survey.rows import dotted, integer, number, text
 from precdoctor.diagnosis.survey.view import BAD_COUNTS, Process, RunView
 

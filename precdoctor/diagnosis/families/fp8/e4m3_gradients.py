@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
+from precdoctor.diagnosis.analyses.optimizer_states import divides_by_gradient
 from precdoctor.diagnosis.claims.finding import Finding, Severity
 from precdoctor.diagnosis.claims.relations import same_tensors, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
@@ -22,7 +23,6 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     listed,
     seen_words,
 )
-from precdoctor.diagnosis.survey.optimizer_states import divides_by_gradient
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import E4M3FN, E5M2
 

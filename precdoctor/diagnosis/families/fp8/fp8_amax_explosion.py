@@ -9,6 +9,7 @@ from statistics import median
 
 import numpy as np
 
+from precdoctor.diagnosis.analyses.trends import Forecast, Trend, fit
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
@@ -25,7 +26,6 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     listed,
     seen_words,
 )
-from precdoctor.diagnosis.survey.trends import Forecast, Trend, fit
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.cast_counts import HistogramTable
 from precdoctor.numerics.formats import E4M3FN, E5M2, Format

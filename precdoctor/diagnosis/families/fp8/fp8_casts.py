@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from precdoctor.diagnosis.analyses.histories import thinned
 from precdoctor.diagnosis.claims.finding import Location, Phase
 from precdoctor.diagnosis.families.fp8.fp8_damage import Damage, damage
 from precdoctor.diagnosis.survey.frames import Ints, Mask, groups, histograms, keys, lasts
-from precdoctor.diagnosis.survey.histories import thinned
 from precdoctor.diagnosis.survey.measures import column, format_values
 from precdoctor.diagnosis.survey.rows import Key, known_format, number, tensor_evidence, tensor_location, text
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView

@@ -7,9 +7,9 @@ from statistics import median
 
 import numpy as np
 
+from precdoctor.diagnosis.analyses.harm import Module, channel_zeros, input_zeros, lost_to
 from precdoctor.diagnosis.families.fp8.fp8_casts import Cast, Operand
 from precdoctor.diagnosis.families.fp8.fp8_damage import damage, masses, rounding_magnitude
-from precdoctor.diagnosis.survey.harm import Module, channel_zeros, input_zeros, lost_to
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.blocks import BlockHistogram
 from precdoctor.numerics.formats import Format

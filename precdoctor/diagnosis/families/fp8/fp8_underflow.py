@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from precdoctor.diagnosis.analyses.harm import channel_zeros, mean_bits
+from precdoctor.diagnosis.analyses.scans import Fact, facts, short_name
 from precdoctor.diagnosis.claims.finding import Finding, Severity
 from precdoctor.diagnosis.claims.relations import same_module, same_tensors, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
@@ -19,8 +21,6 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     seen_words,
     smallest,
 )
-from precdoctor.diagnosis.survey.harm import channel_zeros, mean_bits
-from precdoctor.diagnosis.survey.scans import Fact, facts, short_name
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(

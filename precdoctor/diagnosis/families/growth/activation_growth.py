@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from precdoctor.diagnosis.analyses.histories import History, forward_histories
+from precdoctor.diagnosis.analyses.op_dtypes import op_dtypes
+from precdoctor.diagnosis.analyses.parameters import HALF
+from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, place_finding, short_name, stands
+from precdoctor.diagnosis.analyses.trends import Trend, fit
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.growth.wider_format import widening
-from precdoctor.diagnosis.survey.histories import History, forward_histories
-from precdoctor.diagnosis.survey.op_dtypes import op_dtypes
-from precdoctor.diagnosis.survey.parameters import HALF
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, Key, TensorRow, tensor_evidence
-from precdoctor.diagnosis.survey.scans import Fact, Group, check_facts, place_finding, short_name, stands
-from precdoctor.diagnosis.survey.trends import Trend, fit
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(

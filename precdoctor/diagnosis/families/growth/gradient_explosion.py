@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 from precdoctor.diagnosis.advice.stable_rate import StableRate, stable_rate
+from precdoctor.diagnosis.analyses.histories import by_optimizer
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, not_thrown_off_before, when
@@ -19,7 +20,6 @@ from precdoctor.diagnosis.divergence import missing_zero_grad
 from precdoctor.diagnosis.divergence.onset import clip_level
 from precdoctor.diagnosis.divergence.report import root_of_rise
 from precdoctor.diagnosis.families.growth.gradient_explosion_detection import WINDOW, Explosion, find_explosion
-from precdoctor.diagnosis.survey.histories import by_optimizer
 from precdoctor.diagnosis.survey.rows import TensorRow, location, tensor_evidence
 from precdoctor.diagnosis.survey.view import RunView
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from precdoctor.diagnosis.analyses.histories import after_an_ordinary_update
 from precdoctor.diagnosis.claims.rule import Options
 from precdoctor.diagnosis.divergence.onset import course_left
-from precdoctor.diagnosis.survey.histories import after_an_ordinary_update
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process
 

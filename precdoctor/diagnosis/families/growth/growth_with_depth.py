@@ -7,12 +7,7 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
-from precdoctor.diagnosis.claims.relations import anywhere, when
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.claims.snippets import module_expression
-from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.depth import (
+from precdoctor.diagnosis.analyses.depth import (
     LAST_CALL,
     Chain,
     Link,
@@ -22,10 +17,15 @@ from precdoctor.diagnosis.survey.depth import (
     rising_share,
     slope,
 )
-from precdoctor.diagnosis.survey.histories import watched_steps
-from precdoctor.diagnosis.survey.op_facts import real
+from precdoctor.diagnosis.analyses.histories import watched_steps
+from precdoctor.diagnosis.analyses.op_facts import real
+from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, place_finding, stands
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.relations import anywhere, when
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.snippets import module_expression
+from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.rows import known_format, location
-from precdoctor.diagnosis.survey.scans import Fact, Group, check_facts, place_finding, stands
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from precdoctor.diagnosis.analyses.trends import Trend, fit
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
@@ -24,7 +25,6 @@ from precdoctor.diagnosis.families.growth.logit_growth_histories import (
     loss_progress,
 )
 from precdoctor.diagnosis.survey.rows import Key
-from precdoctor.diagnosis.survey.trends import Trend, fit
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(

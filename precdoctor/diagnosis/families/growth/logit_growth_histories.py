@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from precdoctor.diagnosis.analyses.histories import watched_steps
 from precdoctor.diagnosis.survey.frames import Ints, firsts, groups, keys, lasts, rows_of, worst_rows
-from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.measures import Floats, column, lists
 from precdoctor.diagnosis.survey.rows import Key, text
 from precdoctor.diagnosis.survey.view import IDENTITY, RunView

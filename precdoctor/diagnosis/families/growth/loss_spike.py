@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from typing import Any
 
+from precdoctor.diagnosis.analyses.healthy_steps import is_well
+from precdoctor.diagnosis.analyses.histories import after_an_ordinary_update, by_optimizer, spread
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
@@ -15,8 +17,6 @@ from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.divergence.onset import course_left
 from precdoctor.diagnosis.divergence.report import root_of_rise
 from precdoctor.diagnosis.survey.frames import firsts, groups, keys, rows_of
-from precdoctor.diagnosis.survey.healthy_steps import is_well
-from precdoctor.diagnosis.survey.histories import after_an_ordinary_update, by_optimizer, spread
 from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, FORWARD_KINDS, Key, TensorRow, location, tensor_evidence
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView

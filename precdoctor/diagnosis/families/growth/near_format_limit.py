@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from precdoctor.diagnosis.analyses.histories import History, forward_histories
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.growth.wider_format import widening
-from precdoctor.diagnosis.survey.histories import History, forward_histories
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, Key, TensorRow, location, tensor_evidence
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import Format, format_of_dtype

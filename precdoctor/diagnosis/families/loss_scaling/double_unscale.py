@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from precdoctor.diagnosis.analyses.histories import by_optimizer, watched_steps
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Source, at_line
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.loss_scaling.rescaled_sums import MAX_FACTOR, MIN_STEPS, Misuse, rescaled_finding
 from precdoctor.diagnosis.survey.frames import AT, at, finite, firsts, groups, on_steps, pairs
-from precdoctor.diagnosis.survey.histories import by_optimizer, watched_steps
 from precdoctor.diagnosis.survey.measures import column
 from precdoctor.diagnosis.survey.rows import integer, location, number, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from precdoctor.diagnosis.analyses.loss_scales import growth_interval, is_dynamic, scaled_steps
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.survey.loss_scales import growth_interval, is_dynamic, scaled_steps
 from precdoctor.diagnosis.survey.rows import location
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView

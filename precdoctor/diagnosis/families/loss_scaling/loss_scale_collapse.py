@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+from precdoctor.diagnosis.analyses.loss_scales import after_calibration, growth_interval, scaled_steps
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import (
     anywhere,
@@ -30,7 +31,6 @@ from precdoctor.diagnosis.families.loss_scaling.loss_scale_collapse_prescription
 )
 from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import Culprits, culprits
 from precdoctor.diagnosis.families.loss_scaling.scale_level import LostGradient, higher_level, lost_gradient
-from precdoctor.diagnosis.survey.loss_scales import after_calibration, growth_interval, scaled_steps
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 

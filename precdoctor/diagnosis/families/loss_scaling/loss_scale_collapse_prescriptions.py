@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterator, Sequence
 
 from precdoctor.diagnosis.advice.prescription_order import is_worthwhile
+from precdoctor.diagnosis.analyses.loss_scales import STOCK_INTERVAL, growth_interval
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Phase, Prescription
 from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import Culprits, Overflow
-from precdoctor.diagnosis.survey.loss_scales import STOCK_INTERVAL, growth_interval
 from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, FORWARD_KINDS, TensorRow, known_format
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView

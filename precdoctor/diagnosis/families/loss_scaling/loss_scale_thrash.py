@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from precdoctor.diagnosis.claims import snippets
-from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import culprits
-from precdoctor.diagnosis.survey.loss_scales import (
+from precdoctor.diagnosis.analyses.loss_scales import (
     STOCK_INTERVAL,
     after_calibration,
     growth_interval,
@@ -18,6 +13,11 @@ from precdoctor.diagnosis.survey.loss_scales import (
     probes,
     scaled_steps,
 )
+from precdoctor.diagnosis.claims import snippets
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import culprits
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 

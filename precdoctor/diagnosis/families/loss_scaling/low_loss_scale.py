@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from precdoctor.diagnosis.advice.larger_loss_scale import out_of_subnormals, subnormal_share
+from precdoctor.diagnosis.analyses.gradient_underflow import GradientSeries, GradientSurvey, is_faint, survey
+from precdoctor.diagnosis.analyses.loss_scales import growth_interval, is_dynamic, scaled_steps
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
@@ -17,8 +19,6 @@ from precdoctor.diagnosis.families.loss_scaling.scale_level import (
     higher_level,
     largest_gradient,
 )
-from precdoctor.diagnosis.survey.gradient_underflow import GradientSeries, GradientSurvey, is_faint, survey
-from precdoctor.diagnosis.survey.loss_scales import growth_interval, is_dynamic, scaled_steps
 from precdoctor.diagnosis.survey.rows import Key, TensorRow, gradient_evidence, location
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView

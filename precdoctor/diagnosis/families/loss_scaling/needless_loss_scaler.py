@@ -5,10 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from precdoctor.diagnosis.analyses.loss_scales import is_dynamic, scaled_steps
 from precdoctor.diagnosis.claims.finding import Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.survey.loss_scales import is_dynamic, scaled_steps
 from precdoctor.diagnosis.survey.rows import location, text
 from precdoctor.diagnosis.survey.view import RunView
 

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from precdoctor.diagnosis.analyses.healthy_steps import reference_of
+from precdoctor.diagnosis.analyses.origin import is_below, locate_forward, suspicious
 from precdoctor.diagnosis.claims.finding import Location, Phase
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.survey.healthy_steps import reference_of
-from precdoctor.diagnosis.survey.origin import is_below, locate_forward, suspicious
 from precdoctor.diagnosis.survey.rows import (
     BACKWARD_KINDS,
     FORWARD_KINDS,

@@ -9,11 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from precdoctor.diagnosis.advice.larger_loss_scale import multiplied, plan_scale
-from precdoctor.diagnosis.claims import snippets
-from precdoctor.diagnosis.claims.finding import Phase, Prescription
-from precdoctor.diagnosis.claims.words import percent
-from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import Overflow
-from precdoctor.diagnosis.survey.gradient_underflow import (
+from precdoctor.diagnosis.analyses.gradient_underflow import (
     DYING_SHARE,
     ENOUGH_BITS,
     FAINT_SHARE,
@@ -27,6 +23,10 @@ from precdoctor.diagnosis.survey.gradient_underflow import (
     is_harmed,
     survey,
 )
+from precdoctor.diagnosis.claims import snippets
+from precdoctor.diagnosis.claims.finding import Phase, Prescription
+from precdoctor.diagnosis.claims.words import percent
+from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import Overflow
 from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, Key, TensorRow
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP16

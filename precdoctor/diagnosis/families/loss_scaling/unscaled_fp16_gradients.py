@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from precdoctor.diagnosis.advice.larger_loss_scale import out_of_subnormals, subnormal_share
+from precdoctor.diagnosis.analyses.gradient_underflow import GradientSeries, GradientSurvey, is_faint, survey
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.loss_scaling.scale_level import SUBNORMAL_OPTIONS
-from precdoctor.diagnosis.survey.gradient_underflow import GradientSeries, GradientSurvey, is_faint, survey
 from precdoctor.diagnosis.survey.rows import Key, gradient_evidence, location
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP16

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from precdoctor.diagnosis.analyses.histories import watched_steps
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
@@ -25,7 +26,6 @@ from precdoctor.diagnosis.survey.frames import (
     parameters,
     rows_of,
 )
-from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.measures import column
 from precdoctor.diagnosis.survey.rows import (
     Parameter,

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from precdoctor.diagnosis.analyses.op_facts import NAN, POS_INF, Op, Replay, real
+from precdoctor.diagnosis.analyses.operand import Operand
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.nonfinite.incident import Cause
-from precdoctor.diagnosis.survey.op_facts import NAN, POS_INF, Op, Replay, real
-from precdoctor.diagnosis.survey.operand import Operand
 from precdoctor.diagnosis.survey.rows import known_format
 
 #: Phrases to search for in ``Cause.why``: the format flushed a divisor; rounding made a root's operand negative, which

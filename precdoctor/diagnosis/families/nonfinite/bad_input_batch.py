@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from precdoctor.diagnosis.analyses.bad_data import as_given, delivered_tensor, drop_samples, mend_data
+from precdoctor.diagnosis.analyses.replays import replay_at
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import when, while_it_lasts
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
@@ -18,9 +20,7 @@ from precdoctor.diagnosis.families.nonfinite.incident import Incident, Report
 from precdoctor.diagnosis.families.nonfinite.incident_report import check_incidents, checked_words, confidence_options
 from precdoctor.diagnosis.families.nonfinite.poisoned_buffers import poisoned_at
 from precdoctor.diagnosis.families.nonfinite.tensor_causes import provenance, provenance_words
-from precdoctor.diagnosis.survey.bad_data import as_given, delivered_tensor, drop_samples, mend_data
 from precdoctor.diagnosis.survey.frames import AT, at, firsts, groups, keys, on_steps, rows_of
-from precdoctor.diagnosis.survey.replays import replay_at
 from precdoctor.diagnosis.survey.rows import Key, TensorRow, location, range_evidence, tensor_location
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from precdoctor.diagnosis.analyses.healthy_steps import is_well, reference_of
+from precdoctor.diagnosis.analyses.origin import suspicious
+from precdoctor.diagnosis.analyses.replays import poisoned_steps, replayed_steps
 from precdoctor.diagnosis.families.nonfinite.culprit import culprit_at
-from precdoctor.diagnosis.survey.healthy_steps import is_well, reference_of
-from precdoctor.diagnosis.survey.origin import suspicious
-from precdoctor.diagnosis.survey.replays import poisoned_steps, replayed_steps
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TRIGGER_KINDS, number
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView

@@ -9,6 +9,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from precdoctor.diagnosis.analyses.op_facts import NAN, NEG_INF, POS_INF, BadSetting, Op, Replay, reader_of
+from precdoctor.diagnosis.analyses.operand import Operand
+from precdoctor.diagnosis.analyses.origin import class_of, is_loss_module
+from precdoctor.diagnosis.analyses.replays import replay_at
 from precdoctor.diagnosis.claims.finding import Phase
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import (
@@ -20,10 +24,6 @@ from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import (
 from precdoctor.diagnosis.families.nonfinite.gradient_causes import discarded_value_cause, gradient_cause
 from precdoctor.diagnosis.families.nonfinite.incident import MAY_BE_NONFINITE, Cause, Culprit, CulpritOp
 from precdoctor.diagnosis.families.nonfinite.tensor_causes import data_cause
-from precdoctor.diagnosis.survey.op_facts import NAN, NEG_INF, POS_INF, BadSetting, Op, Replay, reader_of
-from precdoctor.diagnosis.survey.operand import Operand
-from precdoctor.diagnosis.survey.origin import class_of, is_loss_module
-from precdoctor.diagnosis.survey.replays import replay_at
 from precdoctor.diagnosis.survey.rows import known_format, number
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.nonfinite import can_make

@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 
 from precdoctor.diagnosis.advice.narrow_formats import is_narrow, widened
+from precdoctor.diagnosis.analyses.op_facts import real
+from precdoctor.diagnosis.analyses.operand import Operand
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.claims.words import there_are
 from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import SQUARES, TWO_SIDED, ZERO_QUOTIENT, is_norm
 from precdoctor.diagnosis.families.nonfinite.incident import Culprit, Incident
-from precdoctor.diagnosis.survey.op_facts import real
-from precdoctor.diagnosis.survey.operand import Operand
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from precdoctor.diagnosis.analyses.op_facts import NEG_INF, Op, Replay
+from precdoctor.diagnosis.analyses.operand import Operand
 from precdoctor.diagnosis.claims.words import plural, there_are
 from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import (
     PowerTerm,
@@ -18,8 +20,6 @@ from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import (
     short_number,
 )
 from precdoctor.diagnosis.families.nonfinite.incident import Cause
-from precdoctor.diagnosis.survey.op_facts import NEG_INF, Op, Replay
-from precdoctor.diagnosis.survey.operand import Operand
 
 #: Autograd nodes whose forward op discards elements.
 _DISCARDING_NODES = ("Where", "MaskedFill", "Index", "MaskedSelect", "Clamp", "Minimum", "Maximum", "Slice", "Select")

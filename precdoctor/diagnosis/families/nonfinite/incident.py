@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from precdoctor.diagnosis.analyses.bad_data import BadTensor, as_given, as_read, delivered_tensor, field_words
+from precdoctor.diagnosis.analyses.op_facts import Op, Replay
+from precdoctor.diagnosis.analyses.operand import Operand
+from precdoctor.diagnosis.analyses.origin import Origin, Sighting
 from precdoctor.diagnosis.claims.finding import Phase, Prescription, at_line
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.divergence.onset import Divergence
-from precdoctor.diagnosis.survey.bad_data import BadTensor, as_given, as_read, delivered_tensor, field_words
-from precdoctor.diagnosis.survey.op_facts import Op, Replay
-from precdoctor.diagnosis.survey.operand import Operand
-from precdoctor.diagnosis.survey.origin import Origin, Sighting
 from precdoctor.diagnosis.survey.rows import TensorRow
 from precdoctor.diagnosis.survey.view import Process, RunView
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from precdoctor.diagnosis.analyses.replays import replay_at
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption
 from precdoctor.diagnosis.claims.words import plural
@@ -20,7 +21,6 @@ from precdoctor.diagnosis.families.nonfinite.incident import Incident, Report
 from precdoctor.diagnosis.families.nonfinite.incident_search import incidents
 from precdoctor.diagnosis.families.nonfinite.rank_order import rank_order
 from precdoctor.diagnosis.families.nonfinite.tensor_causes import provenance
-from precdoctor.diagnosis.survey.replays import replay_at
 from precdoctor.diagnosis.survey.rows import dotted, location, path_evidence, range_evidence
 from precdoctor.diagnosis.survey.view import RunView
 

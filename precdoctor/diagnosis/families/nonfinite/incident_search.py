@@ -13,16 +13,16 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
+from precdoctor.diagnosis.analyses.healthy_steps import is_well, reference_of
+from precdoctor.diagnosis.analyses.op_facts import BadSetting, Replay
+from precdoctor.diagnosis.analyses.origin import Origin, Reference, locate_backward, locate_forward, suspicious
+from precdoctor.diagnosis.analyses.replays import replay_at
 from precdoctor.diagnosis.claims.finding import Phase
 from precdoctor.diagnosis.families.nonfinite.bad_steps import GRADIENTS, incident_steps
 from precdoctor.diagnosis.families.nonfinite.culprit import culprit_at, flushed_eps, settings_words
 from precdoctor.diagnosis.families.nonfinite.incident import UNKNOWN, Cause, Incident
 from precdoctor.diagnosis.families.nonfinite.merged_incidents import merged_over_ranks_and_time, without_consequences
 from precdoctor.diagnosis.families.nonfinite.tensor_causes import backward_cause, forward_cause
-from precdoctor.diagnosis.survey.healthy_steps import is_well, reference_of
-from precdoctor.diagnosis.survey.op_facts import BadSetting, Replay
-from precdoctor.diagnosis.survey.origin import Origin, Reference, locate_backward, locate_forward, suspicious
-from precdoctor.diagnosis.survey.replays import replay_at
 from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, FORWARD_KINDS, TensorRow, path_to
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView

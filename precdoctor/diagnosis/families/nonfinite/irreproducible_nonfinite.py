@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 
+from precdoctor.diagnosis.analyses.op_facts import Replay
+from precdoctor.diagnosis.analyses.replays import replay_at
+from precdoctor.diagnosis.analyses.replicas import coordinates
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, rank_place
 from precdoctor.diagnosis.claims.relations import when, while_it_lasts
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
@@ -11,9 +14,6 @@ from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.nonfinite.incident import Incident
 from precdoctor.diagnosis.families.nonfinite.incident_report import evidence_of, location_of
 from precdoctor.diagnosis.families.nonfinite.incident_search import incidents
-from precdoctor.diagnosis.survey.op_facts import Replay
-from precdoctor.diagnosis.survey.replays import replay_at
-from precdoctor.diagnosis.survey.replicas import coordinates
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS
 from precdoctor.diagnosis.survey.view import Process, RunView
 

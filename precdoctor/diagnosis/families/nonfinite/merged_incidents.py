@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from precdoctor.diagnosis.analyses.op_facts import Replay
 from precdoctor.diagnosis.claims.finding import Phase
 from precdoctor.diagnosis.families.nonfinite.incident import Incident
-from precdoctor.diagnosis.survey.op_facts import Replay
 from precdoctor.diagnosis.survey.view import RunView
 
 #: Tensor kinds that the optimizer receives or makes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from precdoctor.diagnosis.analyses.op_facts import BadSetting
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
@@ -10,7 +11,6 @@ from precdoctor.diagnosis.claims.words import there_are
 from precdoctor.diagnosis.families.nonfinite.incident import LEAD_TO_NONFINITE, Incident, Report
 from precdoctor.diagnosis.families.nonfinite.incident_report import check_incidents, confidence_options
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import finite_setting, weights_in_float32
-from precdoctor.diagnosis.survey.op_facts import BadSetting
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32

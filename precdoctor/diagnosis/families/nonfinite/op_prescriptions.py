@@ -12,6 +12,8 @@ from statistics import median
 from typing import Any
 
 from precdoctor.diagnosis.advice.wide_weights import wide_weights
+from precdoctor.diagnosis.analyses.bad_data import mend_data
+from precdoctor.diagnosis.analyses.op_facts import BadSetting, Poisoned
 from precdoctor.diagnosis.claims import finding, snippets
 from precdoctor.diagnosis.claims.finding import Phase, Prescription, Source, at_line
 from precdoctor.diagnosis.divergence.onset import healthy_norms
@@ -20,8 +22,6 @@ from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import NOTHING_CO
 from precdoctor.diagnosis.families.nonfinite.culprit import gradient_scale
 from precdoctor.diagnosis.families.nonfinite.incident import Culprit, Incident
 from precdoctor.diagnosis.families.nonfinite.safe_operands import double_where, log_of_logits
-from precdoctor.diagnosis.survey.bad_data import mend_data
-from precdoctor.diagnosis.survey.op_facts import BadSetting, Poisoned
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import BF16, FP16, FP32, Format

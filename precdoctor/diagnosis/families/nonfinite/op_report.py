@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from precdoctor.diagnosis.analyses.op_facts import BadSetting, Op, Replay, reader_of
+from precdoctor.diagnosis.analyses.operand import Operand
+from precdoctor.diagnosis.analyses.origin import class_of
 from precdoctor.diagnosis.claims.finding import Location
 from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import ROUNDING_ERROR, UNDERFLOWED, short_number
 from precdoctor.diagnosis.families.nonfinite.incident import Cause, Culprit, Incident, Report
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import finite_buffer, library_words, prescribe
 from precdoctor.diagnosis.families.nonfinite.tensor_causes import provenance, provenance_words
-from precdoctor.diagnosis.survey.op_facts import BadSetting, Op, Replay, reader_of
-from precdoctor.diagnosis.survey.operand import Operand
-from precdoctor.diagnosis.survey.origin import class_of
 from precdoctor.diagnosis.survey.rows import dotted
 from precdoctor.diagnosis.survey.view import RunView
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 
+from precdoctor.diagnosis.analyses.op_facts import Op
 from precdoctor.diagnosis.claims.finding import Prescription, at_line
 from precdoctor.diagnosis.families.nonfinite.domain_prescriptions import bound_operand
 from precdoctor.diagnosis.families.nonfinite.incident import Culprit
-from precdoctor.diagnosis.survey.op_facts import Op
 
 _TINY = "torch.finfo(x.dtype).tiny"
 #: By op: the operands with a finite derivative, an operand to compute with in place of others, and the call.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from precdoctor.diagnosis.analyses.scan_effects import EFFECT, effect_words, wrong_results, wrong_share
+from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, place_finding, short_name
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.survey.rows import known_format
-from precdoctor.diagnosis.survey.scan_effects import EFFECT, effect_words, wrong_results, wrong_share
-from precdoctor.diagnosis.survey.scans import Fact, Group, check_facts, place_finding, short_name
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32
 

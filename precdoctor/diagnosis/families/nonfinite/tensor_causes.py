@@ -10,12 +10,12 @@ import math
 import re
 from collections.abc import Sequence
 
+from precdoctor.diagnosis.analyses.bad_data import BadTensor, as_given, delivered_tensor
+from precdoctor.diagnosis.analyses.op_facts import Replay
+from precdoctor.diagnosis.analyses.origin import Origin
 from precdoctor.diagnosis.claims.finding import Phase
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.nonfinite.incident import UNKNOWN, Cause
-from precdoctor.diagnosis.survey.bad_data import BadTensor, as_given, delivered_tensor
-from precdoctor.diagnosis.survey.op_facts import Replay
-from precdoctor.diagnosis.survey.origin import Origin
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TensorRow, known_format
 
 _PRODUCT = re.compile(r"Linear|Conv|Bilinear|LSTM|GRU|RNN", re.IGNORECASE)

@@ -6,7 +6,7 @@ Words of the family:
 - *structural zero*: a zero that no rounding made: ReLU, dropout, padding, unused rows of an embedding.
 - *intended non-zero elements*: the flushed elements and the survivors; flushed shares refer to their number.
 - *tail*: the flushed elements, extrapolated from the survivors just above the flush limit (``numerics.tail``).
-- *harm*: significant bits lost on the bulk of a tensor, not on its outliers (``survey.harm``).
+- *harm*: significant bits lost on the bulk of a tensor, not on its outliers (``analyses.harm``).
 - *dead*: said of a layer whose weight gets a gradient of exactly zero, for whatever reason.
 - *vanishing*: said of a gradient that shrinks by a factor per layer, call or step, in any format.
 - *swamped*: said of a term below half an ulp of the sum that it is added to.

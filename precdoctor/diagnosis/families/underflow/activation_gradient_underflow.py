@@ -7,11 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from precdoctor.diagnosis.advice.larger_loss_scale import loss_scale_of, plan_scale, prescribe_scale
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
-from precdoctor.diagnosis.claims.relations import anywhere, when
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
-from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.gradient_underflow import (
+from precdoctor.diagnosis.analyses.gradient_underflow import (
     FLUSH_OPTIONS,
     SUBNORMAL_SHARE,
     GradientSeries,
@@ -22,8 +18,12 @@ from precdoctor.diagnosis.survey.gradient_underflow import (
     survey,
     tail_of,
 )
+from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, evidence_of, locate
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.relations import anywhere, when
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
+from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.rows import Key, TensorRow, known_format, location, path_evidence, range_evidence, text
-from precdoctor.diagnosis.survey.scans import Fact, Group, check_facts, evidence_of, locate
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import Format
 

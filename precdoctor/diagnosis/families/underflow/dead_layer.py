@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from precdoctor.diagnosis.analyses.histories import watched_steps
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import named, plural
@@ -28,7 +29,6 @@ from precdoctor.diagnosis.families.underflow.dead_layer_origin import (
 from precdoctor.diagnosis.families.underflow.dead_layer_saturated import find_saturated_layers, saturated_finding
 from precdoctor.diagnosis.families.underflow.dead_layer_unreached import find_unreached, freeze, unreached_finding
 from precdoctor.diagnosis.survey.frames import PARAMETER, at, firsts, groups, lasts, parameters
-from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.rows import Parameter, TensorRow, dotted, location, tensor_evidence
 from precdoctor.diagnosis.survey.view import Process, RunView
 

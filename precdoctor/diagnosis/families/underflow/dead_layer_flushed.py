@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from precdoctor.diagnosis.advice.larger_loss_scale import multiplied, out_of_subnormals, subnormal_share
+from precdoctor.diagnosis.analyses.gradient_underflow import FINE_BITS, MARGIN_BINADES
+from precdoctor.diagnosis.analyses.harm import mean_bits
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import named, percent, plural
-from precdoctor.diagnosis.survey.gradient_underflow import FINE_BITS, MARGIN_BINADES
-from precdoctor.diagnosis.survey.harm import mean_bits
 from precdoctor.diagnosis.survey.rows import TensorRow, gradient_evidence, location, range_evidence
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP16

@@ -10,11 +10,11 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from precdoctor.diagnosis.analyses.scans import scan_events, short_name
 from precdoctor.diagnosis.claims.finding import Prescription, Source, at_line
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import named
 from precdoctor.diagnosis.survey.rows import Parameter, TensorRow, integer, text
-from precdoctor.diagnosis.survey.scans import scan_events, short_name
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.tail import magnitude
 

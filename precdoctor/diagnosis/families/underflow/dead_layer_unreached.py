@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
+from precdoctor.diagnosis.analyses.parameters import recorded_parameters
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import named, plural
 from precdoctor.diagnosis.survey.frames import firsts, groups
-from precdoctor.diagnosis.survey.parameters import recorded_parameters
 from precdoctor.diagnosis.survey.rows import Parameter, dotted
 from precdoctor.diagnosis.survey.view import RunView
 

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from statistics import median
 
+from precdoctor.diagnosis.analyses.scan_effects import effect_words, has_effect, wrong_share
+from precdoctor.diagnosis.analyses.scans import (
+    Fact,
+    Group,
+    check_facts,
+    is_optimizers,
+    place_finding,
+    short_name,
+    stands,
+)
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent
-from precdoctor.diagnosis.survey.scan_effects import effect_words, has_effect, wrong_share
-from precdoctor.diagnosis.survey.scans import Fact, Group, check_facts, is_optimizers, place_finding, short_name, stands
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(

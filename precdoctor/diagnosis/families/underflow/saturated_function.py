@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, done_steps, place_finding, stands
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.survey.rows import text
-from precdoctor.diagnosis.survey.scans import Fact, Group, check_facts, done_steps, place_finding, stands
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from precdoctor.diagnosis.advice.wide_weights import wide_weights, widened_bytes, widened_elements
+from precdoctor.diagnosis.analyses.histories import watched_steps
+from precdoctor.diagnosis.analyses.parameters import HALF
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import memory, plural
 from precdoctor.diagnosis.survey.frames import at, groups, keys, step_values, worst_rows
-from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.measures import format_values
-from precdoctor.diagnosis.survey.parameters import HALF
 from precdoctor.diagnosis.survey.rows import Key, location, tensor_evidence
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 

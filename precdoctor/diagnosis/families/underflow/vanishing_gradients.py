@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from precdoctor.diagnosis.analyses.depth import Chain, chain_evidence, chains, joined_chains, rising_share, slope
+from precdoctor.diagnosis.analyses.healthy_steps import is_well
+from precdoctor.diagnosis.analyses.histories import by_optimizer, watched_steps
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.relations import anywhere, modules_listed, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
@@ -21,10 +24,7 @@ from precdoctor.diagnosis.families.underflow.vanishing_gradients_recurrent impor
     link_norms,
     number_of_calls,
 )
-from precdoctor.diagnosis.survey.depth import Chain, chain_evidence, chains, joined_chains, rising_share, slope
 from precdoctor.diagnosis.survey.frames import AT, at, firsts, groups
-from precdoctor.diagnosis.survey.healthy_steps import is_well
-from precdoctor.diagnosis.survey.histories import by_optimizer, watched_steps
 from precdoctor.diagnosis.survey.rows import tensor_location
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView

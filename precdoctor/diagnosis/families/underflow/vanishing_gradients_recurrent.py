@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+from precdoctor.diagnosis.analyses.depth import LAST_CALL, Chain, call_chains, chain_evidence, rising_share, slope
+from precdoctor.diagnosis.analyses.histories import watched_steps
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.depth import LAST_CALL, Chain, call_chains, chain_evidence, rising_share, slope
-from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.view import RunView
 
 

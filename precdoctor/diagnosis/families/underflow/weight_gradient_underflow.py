@@ -10,12 +10,7 @@ import numpy as np
 import pandas as pd
 
 from precdoctor.diagnosis.advice.larger_loss_scale import loss_scale_of, plan_scale, prescribe_scale
-from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
-from precdoctor.diagnosis.claims.relations import anywhere, when
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
-from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.frames import at, finite, firsts, groups, histograms, keys, on_steps, worst_rows
-from precdoctor.diagnosis.survey.gradient_underflow import (
+from precdoctor.diagnosis.analyses.gradient_underflow import (
     FLUSH_OPTIONS,
     GradientSeries,
     GradientSurvey,
@@ -24,6 +19,11 @@ from precdoctor.diagnosis.survey.gradient_underflow import (
     survey,
     tail_of,
 )
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.relations import anywhere, when
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.survey.frames import at, finite, firsts, groups, histograms, keys, on_steps, worst_rows
 from precdoctor.diagnosis.survey.measures import Floats, column
 from precdoctor.diagnosis.survey.rows import Key, TensorRow, dotted, gradient_evidence, location
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView

@@ -8,16 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
-from precdoctor.diagnosis.claims.relations import when
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.claims.snippets import group_option
-from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.frames import at, groups, histograms, keys, lasts, parameters, rows_of
-from precdoctor.diagnosis.survey.histories import watched_steps
-from precdoctor.diagnosis.survey.measures import Floats, column, share, unscaling
-from precdoctor.diagnosis.survey.optimizer_states import SCALE_FREE, decay_of, second_moments
-from precdoctor.diagnosis.survey.parameters import (
+from precdoctor.diagnosis.analyses.histories import watched_steps
+from precdoctor.diagnosis.analyses.optimizer_states import SCALE_FREE, decay_of, second_moments
+from precdoctor.diagnosis.analyses.parameters import (
     ADAM,
     HALF,
     adam_groups,
@@ -25,6 +18,13 @@ from precdoctor.diagnosis.survey.parameters import (
     parameter_label,
     worst_parameters,
 )
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.relations import when
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.snippets import group_option
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.survey.frames import at, groups, histograms, keys, lasts, parameters, rows_of
+from precdoctor.diagnosis.survey.measures import Floats, column, share, unscaling
 from precdoctor.diagnosis.survey.rows import Key, Parameter, location, number, parameter_in, tensor_evidence, text
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.histogram import ExponentHistogram

@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from precdoctor.diagnosis.analyses.parameters import parameter_label
+from precdoctor.diagnosis.analyses.scans import Group, check_facts, evidence_of, facts, stands
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
@@ -25,9 +27,7 @@ from precdoctor.diagnosis.survey.frames import (
     rows_of,
     step_values,
 )
-from precdoctor.diagnosis.survey.parameters import parameter_label
 from precdoctor.diagnosis.survey.rows import Parameter, integer, location, tensor_location
-from precdoctor.diagnosis.survey.scans import Group, check_facts, evidence_of, facts, stands
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 
 PAGE = RulePage(

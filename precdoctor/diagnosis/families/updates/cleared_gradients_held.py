@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from precdoctor.diagnosis.analyses.parameters import recorded_parameters
 from precdoctor.diagnosis.claims.finding import Finding
 from precdoctor.diagnosis.survey.frames import AT, firsts, groups, parameters
-from precdoctor.diagnosis.survey.parameters import recorded_parameters
 from precdoctor.diagnosis.survey.rows import Parameter, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView

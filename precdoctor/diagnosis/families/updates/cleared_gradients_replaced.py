@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from precdoctor.diagnosis.survey.parameters import recorded_parameters
+from precdoctor.diagnosis.analyses.parameters import recorded_parameters
 from precdoctor.diagnosis.survey.rows import Parameter, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from precdoctor.diagnosis.advice.wide_weights import fp32_weights, wide_weights, widened_bytes, widened_elements
+from precdoctor.diagnosis.analyses.parameters import is_bare, recorded_parameters
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
@@ -25,7 +26,6 @@ from precdoctor.diagnosis.families.updates.lost_weight_updates_large import (
     still_weights,
 )
 from precdoctor.diagnosis.families.updates.lost_weight_updates_rounding import Moves, Rounding, rounding_of
-from precdoctor.diagnosis.survey.parameters import is_bare, recorded_parameters
 from precdoctor.diagnosis.survey.rows import known_format, tensor_location, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.formats import FORMATS, FP32

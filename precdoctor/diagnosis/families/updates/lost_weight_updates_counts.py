@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from precdoctor.diagnosis.analyses.parameters import parameter_label
 from precdoctor.diagnosis.survey.frames import at, firsts, groups, histograms, keys, lasts, on_steps, rows_of
 from precdoctor.diagnosis.survey.measures import Floats, column
-from precdoctor.diagnosis.survey.parameters import parameter_label
 from precdoctor.diagnosis.survey.rows import Key, known_format, parameter_in, range_evidence, text
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.histogram import ExponentHistogram, Histograms

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from precdoctor.diagnosis.analyses.parameters import states_per_parameter
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import memory, percent, plural
@@ -22,7 +23,6 @@ from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import (
 )
 from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys
 from precdoctor.diagnosis.survey.measures import share
-from precdoctor.diagnosis.survey.parameters import states_per_parameter
 from precdoctor.diagnosis.survey.rows import tensor_location
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.formats import FP32, FP64

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from precdoctor.diagnosis.advice.wide_weights import fp32_weights, wide_weights, widened_bytes
+from precdoctor.diagnosis.analyses.parameters import stepped_in_half
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import lost_and_intended
 from precdoctor.diagnosis.survey.frames import at, histograms
-from precdoctor.diagnosis.survey.parameters import stepped_in_half
 from precdoctor.diagnosis.survey.rows import known_format, text
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.histogram import ExponentHistogram

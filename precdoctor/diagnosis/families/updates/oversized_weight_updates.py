@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from statistics import median
 from typing import NamedTuple
 
+from precdoctor.diagnosis.analyses.healthy_steps import is_well
+from precdoctor.diagnosis.analyses.histories import by_optimizer
+from precdoctor.diagnosis.analyses.parameters import parameter_label, worst_parameters
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, grown_since, thrown_off_before, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
@@ -31,9 +34,6 @@ from precdoctor.diagnosis.families.updates.oversized_weight_updates_rates import
     warmed_up,
 )
 from precdoctor.diagnosis.families.updates.oversized_weight_updates_weights import Weight, survey_weights
-from precdoctor.diagnosis.survey.healthy_steps import is_well
-from precdoctor.diagnosis.survey.histories import by_optimizer
-from precdoctor.diagnosis.survey.parameters import parameter_label, worst_parameters
 from precdoctor.diagnosis.survey.rows import Parameter, tensor_evidence, tensor_location
 from precdoctor.diagnosis.survey.view import Process, RunView
 

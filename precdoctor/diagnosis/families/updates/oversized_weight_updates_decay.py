@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
+from precdoctor.diagnosis.analyses.histories import watched_steps
+from precdoctor.diagnosis.analyses.optimizer_states import SCALE_FREE
+from precdoctor.diagnosis.analyses.parameters import parameter_label
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.snippets import group_option
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.frames import PARAMETER, by_kind, finite, firsts, groups, parameters, rows_of
-from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.measures import column, share, unscaling
-from precdoctor.diagnosis.survey.optimizer_states import SCALE_FREE
-from precdoctor.diagnosis.survey.parameters import parameter_label
 from precdoctor.diagnosis.survey.rows import Parameter, number, tensor_location, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 

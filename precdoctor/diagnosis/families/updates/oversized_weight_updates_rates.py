@@ -9,12 +9,12 @@ from itertools import pairwise
 from statistics import median
 
 from precdoctor.diagnosis.advice.stable_rate import StableRate, rounded_down, stable_rate
+from precdoctor.diagnosis.analyses.healthy_steps import is_well
+from precdoctor.diagnosis.analyses.histories import by_optimizer
+from precdoctor.diagnosis.analyses.parameters import recorded_parameters
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.survey.healthy_steps import is_well
-from precdoctor.diagnosis.survey.histories import by_optimizer
-from precdoctor.diagnosis.survey.parameters import recorded_parameters
 from precdoctor.diagnosis.survey.rows import Parameter, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView

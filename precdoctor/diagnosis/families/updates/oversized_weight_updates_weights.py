@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from precdoctor.diagnosis.analyses.histories import newer_half, watched_steps
 from precdoctor.diagnosis.families.updates.oversized_weight_updates_decay import Sized
 from precdoctor.diagnosis.survey.frames import AT, PARAMETER, Ints, by_kind, finite, firsts, groups, parameters, rows_of
-from precdoctor.diagnosis.survey.histories import newer_half, watched_steps
 from precdoctor.diagnosis.survey.measures import Floats, column
 from precdoctor.diagnosis.survey.rows import Parameter, text
 from precdoctor.diagnosis.survey.view import Process, RunView

@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 
 from precdoctor.diagnosis.advice.wide_weights import wide_weights, widened_bytes, widened_elements
+from precdoctor.diagnosis.analyses.optimizer_states import Moments, adds_eps_to_root, decay_of, second_moments
+from precdoctor.diagnosis.analyses.parameters import HALF, parameter_groups, parameter_label, worst_parameters
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
@@ -16,8 +18,6 @@ from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.families.updates.second_moment_underflow_rounded import leaps, orphaned, rounded_finding
 from precdoctor.diagnosis.survey.frames import Ints, at, histograms, parameters
 from precdoctor.diagnosis.survey.measures import Floats, column, share, unscaling
-from precdoctor.diagnosis.survey.optimizer_states import Moments, adds_eps_to_root, decay_of, second_moments
-from precdoctor.diagnosis.survey.parameters import HALF, parameter_groups, parameter_label, worst_parameters
 from precdoctor.diagnosis.survey.rows import Parameter, TensorRow, known_format, location, number, tensor_evidence, text
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32, Format

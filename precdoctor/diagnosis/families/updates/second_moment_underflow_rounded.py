@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from precdoctor.diagnosis.analyses.optimizer_states import adds_eps_to_root, states
+from precdoctor.diagnosis.analyses.parameters import ADAM, parameter_groups, parameter_label
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import percent, plural
@@ -30,8 +32,6 @@ from precdoctor.diagnosis.survey.frames import (
     step_values,
 )
 from precdoctor.diagnosis.survey.measures import column, share
-from precdoctor.diagnosis.survey.optimizer_states import adds_eps_to_root, states
-from precdoctor.diagnosis.survey.parameters import ADAM, parameter_groups, parameter_label
 from precdoctor.diagnosis.survey.rows import Parameter, number, tensor_location, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 

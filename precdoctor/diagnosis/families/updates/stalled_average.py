@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from precdoctor.diagnosis.analyses.parameters import HALF
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.relations import same_module, when, while_it_lasts
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
@@ -18,7 +19,6 @@ from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.survey.frames import Ints, courses, finite
 from precdoctor.diagnosis.survey.measures import Floats, column
-from precdoctor.diagnosis.survey.parameters import HALF
 from precdoctor.diagnosis.survey.rows import Parameter, dotted, known_format, tensor_location, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.formats import format_of_dtype

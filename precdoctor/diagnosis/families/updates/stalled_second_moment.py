@@ -10,14 +10,14 @@ from statistics import median
 import numpy as np
 
 from precdoctor.diagnosis.advice.wide_weights import widened_bytes
+from precdoctor.diagnosis.analyses.histories import by_optimizer
+from precdoctor.diagnosis.analyses.optimizer_states import excess, second_moments
+from precdoctor.diagnosis.analyses.parameters import HALF, adam_groups, beta2_of, parameter_groups, stepped_in_half
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import group_option
 from precdoctor.diagnosis.claims.words import memory, plural
-from precdoctor.diagnosis.survey.histories import by_optimizer
 from precdoctor.diagnosis.survey.measures import column, unscaling
-from precdoctor.diagnosis.survey.optimizer_states import excess, second_moments
-from precdoctor.diagnosis.survey.parameters import HALF, adam_groups, beta2_of, parameter_groups, stepped_in_half
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import format_of_dtype
 

@@ -6,13 +6,13 @@ import math
 from collections.abc import Hashable
 
 from precdoctor.diagnosis.advice.wide_weights import wide_weights
+from precdoctor.diagnosis.analyses.parameters import count_of
+from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, is_optimizers, place_finding, scans
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.parameters import count_of
 from precdoctor.diagnosis.survey.rows import known_format, text
-from precdoctor.diagnosis.survey.scans import Fact, Group, check_facts, is_optimizers, place_finding, scans
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32
 

@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from precdoctor.diagnosis.analyses.parameters import recorded_parameters
 from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys, magnitudes
-from precdoctor.diagnosis.survey.parameters import recorded_parameters
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.arrays import Floats, Ints
 from precdoctor.numerics.cast_counts import HistogramTable

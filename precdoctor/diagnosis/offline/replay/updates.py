@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from precdoctor.diagnosis.analyses.loss_scales import attempts_by_update, has_several_scalers
 from precdoctor.diagnosis.survey.arrow_rows import records
-from precdoctor.diagnosis.survey.loss_scales import attempts_by_update, has_several_scalers
 from precdoctor.diagnosis.survey.rows import number
 from precdoctor.diagnosis.survey.step_facts import StepFacts, step_facts
 from precdoctor.diagnosis.survey.view import Process, RunView

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from precdoctor.diagnosis.analyses.optimizer_states import is_second_moment
+from precdoctor.diagnosis.analyses.parameters import beta2_of, parameter_groups, parameter_label
 from precdoctor.diagnosis.offline.whatif.forecast import Answer, Forecast, Question, forecast
 from precdoctor.diagnosis.offline.whatif.recipe import Recipe
-from precdoctor.diagnosis.survey.optimizer_states import is_second_moment
-from precdoctor.diagnosis.survey.parameters import beta2_of, parameter_groups, parameter_label
 from precdoctor.diagnosis.survey.rows import number
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import UsageError

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pandas as pd
 
+from precdoctor.diagnosis.analyses.origin import Reference, Sighting
 from precdoctor.diagnosis.survey.frames import keys
-from precdoctor.diagnosis.survey.origin import Reference, Sighting
 from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, FORWARD_KINDS, Key, known_format, number
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import BAD_COUNTS, Process, RunView

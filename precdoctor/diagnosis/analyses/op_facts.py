@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from precdoctor.diagnosis.analyses.bad_data import BadTensor, as_delivered
+from precdoctor.diagnosis.analyses.operand import Operand
 from precdoctor.diagnosis.claims.finding import Source, is_of_library
-from precdoctor.diagnosis.survey.bad_data import BadTensor, as_delivered
-from precdoctor.diagnosis.survey.operand import Operand
 from precdoctor.diagnosis.survey.rows import dotted, integer, known_format, source_of, text
 from precdoctor.numerics.formats import Format
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from precdoctor.diagnosis.analyses.op_facts import caller_of, real
 from precdoctor.diagnosis.claims import finding as claims
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Source, at_line
 from precdoctor.diagnosis.claims.rule import Checked, Rule
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.survey.op_facts import caller_of, real
 from precdoctor.diagnosis.survey.processes import Process
 from precdoctor.diagnosis.survey.rows import dotted, integer, source_of, text
 from precdoctor.diagnosis.survey.view import RunView

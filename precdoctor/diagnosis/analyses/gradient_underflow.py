@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
+from precdoctor.diagnosis.analyses.harm import kept_bits, lost_to
+from precdoctor.diagnosis.analyses.healthy_steps import healthy_sampled_steps
 from precdoctor.diagnosis.claims.rule import RuleOption
 from precdoctor.diagnosis.survey.frames import AT, Mask, at, firsts, groups, histograms, keys, on_steps, rows_of
-from precdoctor.diagnosis.survey.harm import kept_bits, lost_to
-from precdoctor.diagnosis.survey.healthy_steps import healthy_sampled_steps
 from precdoctor.diagnosis.survey.measures import Floats, column, share
 from precdoctor.diagnosis.survey.rows import Key, TensorRow, known_format
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView

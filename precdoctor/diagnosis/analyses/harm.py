@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from precdoctor.diagnosis.analyses.histories import watched_steps
 from precdoctor.diagnosis.survey.frames import Ints, groups, lasts
-from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.measures import Floats, format_values
 from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.view import RunView

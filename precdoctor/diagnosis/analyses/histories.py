@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from precdoctor.diagnosis.analyses.healthy_steps import healthy_sampled_steps
 from precdoctor.diagnosis.survey.frames import firsts, groups, keys, lasts, rows_of
-from precdoctor.diagnosis.survey.healthy_steps import healthy_sampled_steps
 from precdoctor.diagnosis.survey.measures import column, format_values
 from precdoctor.diagnosis.survey.rows import Key, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts

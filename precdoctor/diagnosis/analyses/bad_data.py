@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from precdoctor.diagnosis.analyses.operand import Operand
 from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.claims.words import non_finite, plural
-from precdoctor.diagnosis.survey.operand import Operand
 from precdoctor.diagnosis.survey.rows import TensorRow
 
 #: Most samples that a message lists by number.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from precdoctor.diagnosis.analyses.scans import Fact, short_name
 from precdoctor.diagnosis.claims.rule import Options, RuleOption
 from precdoctor.diagnosis.claims.words import percent
-from precdoctor.diagnosis.survey.scans import Fact, short_name
 
 #: Option of all rules on scan facts: an error counts by its share of the result that it feeds.
 EFFECT = RuleOption(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from precdoctor.diagnosis.survey.op_facts import Replay, replay_of
+from precdoctor.diagnosis.analyses.op_facts import Replay, replay_of
 from precdoctor.diagnosis.survey.rows import integer, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.errors import PrecdoctorError

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from precdoctor.diagnosis.analyses.parameters import ADAM, beta2_of, parameter_groups
 from precdoctor.diagnosis.survey.frames import (
     PARAMETER,
     Ints,
@@ -21,7 +22,6 @@ from precdoctor.diagnosis.survey.frames import (
     rows_of,
 )
 from precdoctor.diagnosis.survey.measures import Floats, column
-from precdoctor.diagnosis.survey.parameters import ADAM, beta2_of, parameter_groups
 from precdoctor.diagnosis.survey.rows import Parameter, number, text
 from precdoctor.diagnosis.survey.view import RunView
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from precdoctor.diagnosis.survey.op_facts import real
+from precdoctor.diagnosis.analyses.op_facts import real
+from precdoctor.diagnosis.analyses.scans import scan_events, short_name
 from precdoctor.diagnosis.survey.rows import integer, text
-from precdoctor.diagnosis.survey.scans import scan_events, short_name
 from precdoctor.diagnosis.survey.view import RunView
 
 _COUNTS = ("calls", "numel", "nan", "pos_inf", "neg_inf")

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from precdoctor.diagnosis.analyses.histories import watched_steps
 from precdoctor.diagnosis.survey.frames import firsts, groups, lasts
-from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.measures import column
 from precdoctor.diagnosis.survey.rows import TensorRow, path_evidence, range_evidence, text
 from precdoctor.diagnosis.survey.view import RunView
