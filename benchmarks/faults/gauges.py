@@ -184,7 +184,9 @@ class Gauges(TorchDispatchMode):
             ):
                 self.series["accumulated"][name].append(_unlike(gradient.double(), total))
             v = optimizer.state[parameter].get("exp_avg_sq") if parameter in optimizer.state else None
-            self._before.append((name, parameter, parameter.detach().clone(), None if v is None else v.clone()))
+            self._before.append(
+                (name, parameter, parameter.detach().clone(), v.clone() if type(v) is torch.Tensor else None)
+            )
         self.norms.append(math.sqrt(squares))
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG002
@@ -201,9 +203,9 @@ class Gauges(TorchDispatchMode):
                 continue
             self.series["stuck"][name].append(float((parameter == before)[meant].double().mean()))
             v = optimizer.state[parameter].get("exp_avg_sq") if parameter in optimizer.state else None
-            if v is None or v.shape != parameter.shape:
-                continue
             group = groups[id(parameter)]
+            if type(v) is not torch.Tensor or v.shape != parameter.shape or "betas" not in group:
+                continue  # torchao's have no arithmetic, Adafactor has another correction
             correction = 1 - group["betas"][1] ** float(optimizer.state[parameter]["step"])
             small = (v.double() / correction).sqrt() < group["eps"]
             self.series["eps"][name].append(float(small[meant].double().mean()))

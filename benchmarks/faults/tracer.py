@@ -209,7 +209,7 @@ class Tracer(TorchDispatchMode):
         if node is not None and where is None:
             phase = "backward"
             forward_op, where, place = self.made_by.get(node._sequence_nr(), (None, None, None))
-        elif self.in_optimizer or storage_of(out) in self.modules.parameter_storages():
+        elif (self.in_optimizer and where is None) or storage_of(out) in self.modules.parameter_storages():
             phase = "optimizer"
         elif where is not None:
             phase = "loss" if self.modules.is_criterion() else "forward"

@@ -40,7 +40,9 @@ QUIET_SETS = (
     "silent12",
     "silent13",
 )
-SETS = NAN_SETS + QUIET_SETS
+#: Sets with faults of both kinds: those that make a non-finite value have a ``phase``.
+MIXED_SETS = ("library",)
+SETS = NAN_SETS + QUIET_SETS + MIXED_SETS
 
 #: Causes of non-finite values, and the phases they arise in.
 CAUSES = (
@@ -129,7 +131,7 @@ class Truth:
 
     @property
     def quiet(self) -> bool:
-        return self.set_name in QUIET_SETS
+        return self.set_name in QUIET_SETS or (self.set_name in MIXED_SETS and self.phase is None)
 
     @property
     def script(self) -> Path:
