@@ -12,6 +12,8 @@ from precdoctor.diagnosis.survey.view import Process, RunView
 
 #: Torch's own Adam: moments in the dtype of the weight, ``eps`` outside the root.
 ADAM = ("Adam", "AdamW")
+#: Those of other libraries as well: fused, paged, on the host, or with state in few bits (apex, bitsandbytes, torchao).
+_ANY_ADAM = re.compile(r"(Fused|Paged|DeepSpeedCPU)?AdamW?((4|8|32)bit|Fp8)?")
 HALF = ("bfloat16", "float16")
 #: Group and index of a parameter without a module. Parameters of modules cannot have a dot in their own name.
 _BARE = re.compile(r"\d+\.\d+")
@@ -95,8 +97,18 @@ def parameter_groups(view: RunView) -> list[Mapping[str, Any]]:
     return [g for o in view.optimizers for g in o.get("groups") or ()]
 
 
+def is_adam(kind: str) -> bool:
+    """Return whether an optimizer of class ``kind`` is Adam or AdamW, of torch or another library."""
+    return _ANY_ADAM.fullmatch(kind) is not None
+
+
 def adam_groups(view: RunView) -> list[Mapping[str, Any]]:
-    """Return the parameter groups of torch's own Adam and AdamW."""
+    """Return the parameter groups of Adam and AdamW, of torch and other libraries."""
+    return [g for o in view.optimizers if is_adam(text(o.get("class"))) for g in o.get("groups") or ()]
+
+
+def torch_adam_groups(view: RunView) -> list[Mapping[str, Any]]:
+    """Return the parameter groups of torch's own Adam and AdamW, whose moments have the dtype of the weight."""
     return [g for o in view.optimizers if text(o.get("class")) in ADAM for g in o.get("groups") or ()]
 
 

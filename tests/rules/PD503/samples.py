@@ -72,6 +72,23 @@ def under_sgd() -> Training:
     return run
 
 
+def under(kind: str, sigma: float) -> Training:
+    """An Adam of another library."""
+    (optimizer,) = FACTS["optimizers"]
+    run = given(sigma)
+    run.facts = {**FACTS, "optimizers": [{**optimizer, "class": kind}]}
+    return run
+
+
+def above_under_eight_bits() -> Training:
+    return under("AdamW8bit", 1e-6)
+
+
+def tiny_under_another_eps() -> Training:
+    """Adafactor's eps is another."""
+    return under("Adafactor", 1e-10)
+
+
 def beside(run: Training, kind: str) -> Training:
     """Another optimizer trains the rest."""
     other = {"name": f"{kind}#0", "class": kind, "groups": [{"lr": 0.02, "parameters": 4}]}
@@ -129,6 +146,8 @@ FIRING = {
     "grows_but_stays_below": Sample(lambda: grows(1e-2, 0.05), module="head", severity="warning"),
     "tiny": Sample(lambda: given(1e-10), module="head", kind="weight_grad_step", severity="warning",
                    says=("1e-08", "limit 50 %")),
+    "tiny_under_eight_bits": Sample(lambda: under("AdamW8bit", 1e-10), module="head", severity="warning"),
+    "tiny_under_a_fused_adam": Sample(lambda: under("FusedAdam", 1e-10), module="head", severity="warning"),
     "scaled": Sample(scaled, module="head", severity="warning", says=("its RMS is 1e-10", "a step is 0.99 %")),
     "state_recorded": Sample(lambda: with_moment(Training(), lambda _, x: 1e-10 * x), module="head",
                              severity="warning", says=("the RMS of sqrt(v), as recorded, 9.9e-11",)),
@@ -139,6 +158,6 @@ HEALTHY = {
     for f in (
         *(converges, a_gate_opens, above, about_eps, a_bias_before_a_norm, under_sgd, one_large_gradient),
         *(tiny_gradient_under_muon, beside_rmsprop, a_large_eps_for_the_others),
-        indices_that_name_no_group,
+        *(indices_that_name_no_group, above_under_eight_bits, tiny_under_another_eps),
     )
 }

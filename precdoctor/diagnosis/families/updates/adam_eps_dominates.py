@@ -11,10 +11,10 @@ import numpy as np
 from precdoctor.diagnosis.analyses.histories import watched_steps
 from precdoctor.diagnosis.analyses.optimizer_states import SCALE_FREE, decay_of, second_moments
 from precdoctor.diagnosis.analyses.parameters import (
-    ADAM,
     HALF,
     adam_groups,
     groups_of_parameters,
+    is_adam,
     parameter_label,
     worst_parameters,
 )
@@ -31,11 +31,11 @@ from precdoctor.numerics.histogram import ExponentHistogram
 
 PAGE = RulePage(
     finds="""
-Weight matrices trained with Adam or AdamW where most gradient elements are below `eps / damping`, both in the first
-recorded steps and in the median over the run. The gradient is the one given to the optimizer. Adam divides by
-sqrt(v) + eps, and sqrt(v) is about the size of the gradient g, so the step is g / (g + eps) of the learning rate: a
-ninth of it or less where g is eps / 8 or less. Where the optimizer's state was recorded, sqrt(v) itself must also be
-that small, because one large gradient in a thousand steps keeps it up.
+Weight matrices trained with Adam or AdamW (of torch, or a fused or low-bit one of another library) where most gradient
+elements are below `eps / damping`, both in the first recorded steps and in the median over the run. The gradient is the
+one given to the optimizer. Adam divides by sqrt(v) + eps, and sqrt(v) is about the size of the gradient g, so the step
+is g / (g + eps) of the learning rate: a ninth of it or less where g is eps / 8 or less. Where the optimizer's state was
+recorded, sqrt(v) itself must also be that small, because one large gradient in a thousand steps keeps it up.
 
 Three kinds of gradient do not count. Gradients that fall that low only as the loss approaches zero are convergence.
 Gradients that grow `opening` times over the run may lie behind a gate that starts at zero (ReZero, adaLN-zero, a
@@ -120,11 +120,11 @@ class _Eps:
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the weight whose gradient is damped most."""
     eps_values = [e for g in adam_groups(view) if (e := number(g.get("eps")) or 0.0) > 0.0]
-    others = {text(o.get("class")) for o in view.optimizers} - set(ADAM)
+    others = {kind for o in view.optimizers if not is_adam(kind := text(o.get("class")))}
     if not eps_values or others & set(SCALE_FREE):
         return Checked.not_applicable("Adam and AdamW train no weight, or an optimizer like them trains others")
     known = groups_of_parameters(view)
-    of = {p: e for p, (kind, g) in known.items() if kind in ADAM and (e := number(g.get("eps")) or 0.0) > 0.0}
+    of = {p: e for p, (kind, g) in known.items() if is_adam(kind) and (e := number(g.get("eps")) or 0.0) > 0.0}
     eps = _Eps(of, min(eps_values), max(eps_values))
     gradients, roots = _weight_gradients(view, eps, options), _recorded_roots(view, eps, options)
     if others:  # as Muon for the matrices, AdamW for the rest: only AdamW's parameters have a second moment
