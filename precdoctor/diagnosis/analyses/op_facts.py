@@ -58,6 +58,8 @@ class Op:
     caller: Source | None = None
     #: Names of operands whose values nothing saved, so that they may have been non-finite.
     unknown: tuple[str, ...] = ()
+    #: Lines that lead to an operand made without a gradient and that, by the source, can make NaN or infinity.
+    made_at: tuple[Source, ...] = ()
 
     @property
     def short(self) -> str:
@@ -276,6 +278,7 @@ def _op(event: Mapping[str, Any]) -> Op | None:
         in_library=is_of_library(text(event.get("file"))),
         caller=caller_of(data),
         unknown=tuple(map(text, _list(data.get("unknown")))),
+        made_at=tuple(s for m in _tables(data.get("made_at")) if (s := source_of({"file": event.get("file"), **m}))),
         settings=data["settings"] if isinstance(data.get("settings"), Mapping) else {},
     )
 

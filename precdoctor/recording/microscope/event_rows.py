@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from precdoctor.recording.microscope.tracer import External, OpRecord
+from precdoctor.recording.ops.assigned_lines import risky_lines
 from precdoctor.recording.ops.source_lines import line_columns
 from precdoctor.recording.ops.tensor_facts import describe
 
@@ -62,14 +63,27 @@ def _op_event(record: OpRecord, done: Examination, number: str) -> dict[str, Any
         "sources": [_source(s) for s in record.sources],
         **record.facts,
     }
+    line = record.line or (call.line if call is not None else None)
+    if line is not None and not line.in_library and _reads_a_constant(record):
+        same_file = {
+            r.line.number for r in done.found.tracer.records if r.line is not None and r.line.file == line.file
+        }
+        data["made_at"] = [{"line": made.number, "code": made.code} for made in risky_lines(line, same_file)]
     row = {
         "id": f"{number}.{record.index}",
         "parent_id": number,
         "root": call.root if call is not None else record.root or "",
         "module": record.module,
     }
-    line = record.line or (call.line if call is not None else None)
     return {**row, "op": record.op, **line_columns(line), "data": data}
+
+
+def _reads_a_constant(record: OpRecord) -> bool:
+    """Return whether a bad operand is a nameless tensor, which was made without a gradient."""
+    return any(
+        bad and isinstance(source, External) and (source.kind, source.name) == ("constant", "")
+        for bad, source in zip(record.bad_in, record.sources, strict=False)
+    )
 
 
 def _source(source: tuple[int, ...] | External) -> Any:

@@ -13,7 +13,7 @@ from precdoctor.diagnosis.analyses.bad_data import BadTensor, as_given, as_read,
 from precdoctor.diagnosis.analyses.op_facts import Op, Replay
 from precdoctor.diagnosis.analyses.operand import Operand
 from precdoctor.diagnosis.analyses.origin import Origin, Sighting
-from precdoctor.diagnosis.claims.finding import Phase, Prescription, at_line
+from precdoctor.diagnosis.claims.finding import Phase, Prescription, Source, at_line
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.divergence.onset import Divergence
 from precdoctor.diagnosis.survey.rows import TensorRow
@@ -68,8 +68,11 @@ class CulpritOp:
 
     @property
     def of_target(self) -> bool:
-        """Whether the external tensor is the target of a loss function, and so data, although no module reads it."""
-        constant = self.external is not None and self.external[0] == "constant"
+        """Whether the external tensor is the target of a loss function, and so data, although no module reads it.
+
+        It is not if the source shows that the loss code computes it.
+        """
+        constant = self.external is not None and self.external[0] == "constant" and not self.op.made_at
         return constant and any(o.argument == "target" and o.bad for o in self.op.operands)
 
     @property
@@ -111,17 +114,24 @@ class Culprit:
         return at_line(self.op.source)
 
     @property
+    def made_at(self) -> tuple[Source, ...]:
+        """Lines that may have made the nameless tensor that the op read, the closest first; empty if it read none."""
+        return self.op.made_at if self.external == ("constant", "") and self.data is None else ()
+
+    @property
     def between_roots(self) -> bool:
         """Whether code between two top-level modules made the value, from the output of the first one."""
         return self.external is not None and self.external[0] == "argument"
 
     @property
     def certainty(self) -> float:
-        """Confidence of the cause, less 0.1 if the replay of a forward or backward pass was not bit for bit."""
+        """Confidence of the cause; for a forward or backward pass less 0.1 if its replay was not bit for bit, and less
+        0.1 if the line was read from the source.
+        """
         confidence = self.cause.confidence
         if self.replay.phase == "optimizer":
             return confidence
-        return round(confidence if self.replay.reproduced == "bit-for-bit" else confidence - 0.1, 2)
+        return round(confidence - 0.1 * ((self.replay.reproduced != "bit-for-bit") + bool(self.made_at)), 2)
 
     @property
     def bad_elements(self) -> int:

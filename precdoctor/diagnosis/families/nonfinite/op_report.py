@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from precdoctor.diagnosis.analyses.op_facts import BadSetting, Op, Replay, reader_of
 from precdoctor.diagnosis.analyses.operand import Operand
 from precdoctor.diagnosis.analyses.origin import class_of
-from precdoctor.diagnosis.claims.finding import Location
+from precdoctor.diagnosis.claims.finding import Location, Source
 from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import ROUNDING_ERROR, UNDERFLOWED, short_number
 from precdoctor.diagnosis.families.nonfinite.incident import Cause, Culprit, Incident, Report
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import finite_buffer, library_words, prescribe
@@ -63,6 +64,7 @@ def report_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Repor
             if culprit.replay.live
             else " The tensor was made without a gradient, so no replay of the step reaches the op that made it."
         )
+        message += _made_at_words(culprit.made_at)
     if external is not None and external[0] == "computed":
         message += " Code of the same step made it of other weights: an inner loop, or a network that makes weights."
     message += reference_words(op, culprit.cause) if external is None else ""
@@ -118,6 +120,15 @@ def _report_optimizer_step(view: RunView, incident: Incident, culprit: Culprit) 
     return Report(title, f"{message} {incident.resume_advice}", prescribe(view, incident, culprit))
 
 
+def _made_at_words(lines: Sequence[Source]) -> str:
+    """A sentence on the lines that may have made a tensor; empty without any."""
+    if not lines:
+        return ""
+    listed = ", ".join(f"`{s.code}` at {s.file}:{s.line}" if s.code else f"{s.file}:{s.line}" for s in lines)
+    which = "one" if len(lines) == 1 else f"{len(lines)}, the closest first,"
+    return f" Of the lines that lead to it, {which} can make NaN or infinity of finite numbers: {listed}."
+
+
 def _settings_title(incident: Incident, setting: BadSetting, effect: str) -> str:
     return f"{setting.words} is {setting.is_words} at step {incident.step}: {effect}"
 
@@ -151,7 +162,7 @@ def culprit_location(view: RunView, incident: Incident, culprit: Culprit, by_ten
         **vars(incident.process),
         step=incident.step,
         op=op if external is None else None,
-        source=culprit.op.source,
+        source=culprit.made_at[0] if culprit.made_at else culprit.op.source,
     )
 
 
@@ -184,6 +195,8 @@ def culprit_evidence(culprit: Culprit) -> dict[str, Any]:
 def _confidence_reason(culprit: Culprit) -> str:
     if culprit.data is not None:
         return culprit.cause.why
+    if culprit.made_at:
+        return "an op of the replay read the tensor; which line made it was read from the source"
     if culprit.replay.live:
         return "the run itself was traced op by op"
     if culprit.op.phase == "optimizer":
