@@ -161,6 +161,8 @@ class Replay:
     weight: tuple[str, str, str] | None = None
     #: Number of successive steps that the loss scaler skipped, up to and including this one.
     skips: int = 1
+    #: Lines that lead to the arguments of the call and that, by the source, can make NaN or infinity; if one was bad.
+    made_at: tuple[Source, ...] = ()
     #: Whether code of an installed package called the top-level module.
     called_by_library: bool = False
     #: Whether the ops were traced in the training itself, not in a second pass.
@@ -229,6 +231,7 @@ def replay_of(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Re
         given_up=data.get("given_up") is True,
         evaluation=data.get("evaluation") is True,
         bad_samples=integer(data.get("bad_samples")) or 0,
+        made_at=_made_at(event),
     )
 
 
@@ -278,9 +281,14 @@ def _op(event: Mapping[str, Any]) -> Op | None:
         in_library=is_of_library(text(event.get("file"))),
         caller=caller_of(data),
         unknown=tuple(map(text, _list(data.get("unknown")))),
-        made_at=tuple(s for m in _tables(data.get("made_at")) if (s := source_of({"file": event.get("file"), **m}))),
+        made_at=_made_at(event),
         settings=data["settings"] if isinstance(data.get("settings"), Mapping) else {},
     )
+
+
+def _made_at(event: Mapping[str, Any]) -> tuple[Source, ...]:
+    lines = ({"file": event.get("file"), **line} for line in _tables(event["data"].get("made_at")))
+    return tuple(source for line in lines if (source := source_of(line)) is not None)
 
 
 def _operand(data: Mapping[str, Any]) -> Operand:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from precdoctor.recording.microscope.tracer import External, OpRecord
 from precdoctor.recording.ops.assigned_lines import risky_lines
-from precdoctor.recording.ops.source_lines import line_columns
+from precdoctor.recording.ops.source_lines import Line, line_columns
 from precdoctor.recording.ops.tensor_facts import describe
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ def incident_event(done: Examination, number: str, data: dict[str, Any]) -> dict
         more["origins"] = list(done.slice.origins)
         more["path"] = list(done.slice.path)
         more["externals"] = [{"kind": e.kind, "name": e.name, "op": op} for e, op in done.slice.externals]
+        if call is not None and any(e.kind == "batch" for e, _ in done.slice.externals):
+            more["made_at"] = _made_at(call.line, ())
     row: dict[str, Any] = {"id": number, "root": call.root if call is not None else "", "data": {**data, **more}}
     return {**row, **line_columns(call.line if call is not None else None)}
 
@@ -76,6 +79,13 @@ def _op_event(record: OpRecord, done: Examination, number: str) -> dict[str, Any
         "module": record.module,
     }
     return {**row, "op": record.op, **line_columns(line), "data": data}
+
+
+def _made_at(line: Line | None, computed: Collection[int]) -> list[dict[str, Any]]:
+    """Return :func:`.risky_lines` for a line of the user's code; none for a line of a library."""
+    if line is None or line.in_library:
+        return []
+    return [{"line": made.number, "code": made.code} for made in risky_lines(line, computed)]
 
 
 def _reads_a_constant(record: OpRecord) -> bool:

@@ -25,7 +25,7 @@ _RISKY = frozenset(
 )
 _RISKY_OPERATORS = (ast.Div, ast.Pow)
 #: Lines to return, statements to follow, and characters of a file to read, at most.
-_MOST_LINES, _MOST_STATEMENTS, _MOST_TEXT = 3, 32, 1 << 20
+_MOST_LINES, _MOST_STATEMENTS, _MOST_TEXT = 3, 32, 1 << 19
 _Scope: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 _NESTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
@@ -94,7 +94,9 @@ def _own(scope: ast.AST) -> Iterator[ast.AST]:
 
 def _assignments(reader: ast.stmt, scope: _Scope) -> list[ast.stmt]:
     """Return the statements of the scope that last assigned the names that ``reader`` reads, the closest first."""
-    names = {n.id for n in _own(reader) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    functions = {id(n.func) for n in _own(reader) if isinstance(n, ast.Call)}
+    read = (n for n in _own(reader) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
+    names = {n.id for n in read if id(n) not in functions}
     if isinstance(reader, ast.AugAssign) and isinstance(reader.target, ast.Name):
         names.add(reader.target.id)
     last: dict[str, ast.stmt] = {}

@@ -192,7 +192,10 @@ class EventLog:
         out = []
         for event in events:
             row = {"time_ns": time.time_ns(), "id": f"{self._rank}-{self._count}", **event, "rank": self._rank}
-            row["data"] = json.dumps(plain(event.get("data", {})), default=str)
+            data = event.get("data", {})
+            if self._redact and "made_at" in data:
+                data = {**data, "made_at": [{"line": made["line"]} for made in data["made_at"]]}
+            row["data"] = json.dumps(plain(data), default=str)
             if len(row["data"]) > MAX_STRING_BYTES:
                 row["data"] = json.dumps({"cut": len(row["data"])})  # ASCII; cutting it would leave invalid JSON
             if self._redact:

@@ -115,8 +115,15 @@ class Culprit:
 
     @property
     def made_at(self) -> tuple[Source, ...]:
-        """Lines that may have made the nameless tensor that the op read, the closest first; empty if it read none."""
-        return self.op.made_at if self.external == ("constant", "") and self.data is None else ()
+        """Lines that may have made the tensor from outside of the replay, the closest first; empty for the loader's."""
+        if self.external is None or self.data is not None:
+            return ()
+        return self.replay.made_at if self.external[0] == "batch" else self.op.made_at
+
+    @property
+    def is_line_read(self) -> bool:
+        """Whether the line of loss code that made the tensor was read from the source, and no replay ran it."""
+        return bool(self.made_at) and self.external == ("constant", "")
 
     @property
     def between_roots(self) -> bool:
@@ -131,7 +138,7 @@ class Culprit:
         confidence = self.cause.confidence
         if self.replay.phase == "optimizer":
             return confidence
-        return round(confidence - 0.1 * ((self.replay.reproduced != "bit-for-bit") + bool(self.made_at)), 2)
+        return round(confidence - 0.1 * ((self.replay.reproduced != "bit-for-bit") + self.is_line_read), 2)
 
     @property
     def bad_elements(self) -> int:

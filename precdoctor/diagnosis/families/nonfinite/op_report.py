@@ -53,7 +53,9 @@ def report_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Repor
     if (weight := culprit.replay.weight) is not None:
         message += f"It ends up in `{dotted(*weight[1:])}`. "
     if data is not None:
-        message = f"{message.rstrip('. ')}; limit 0.{data.more or provenance_words(provenance(culprit.replay, data))}"
+        made_by = provenance(culprit.replay, data)
+        message = f"{message.rstrip('. ')}; limit 0.{data.more or provenance_words(made_by)}"
+        message += _made_at_words(culprit.replay.made_at) if made_by == "unknown" else ""
     else:
         message = (message + operand_words(op)).rstrip() + culprit.cause.sentence
     message += library_words(view, incident, culprit)
@@ -64,7 +66,7 @@ def report_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Repor
             if culprit.replay.live
             else " The tensor was made without a gradient, so no replay of the step reaches the op that made it."
         )
-        message += _made_at_words(culprit.made_at)
+    message += _made_at_words(culprit.made_at)
     if external is not None and external[0] == "computed":
         message += " Code of the same step made it of other weights: an inner loop, or a network that makes weights."
     message += reference_words(op, culprit.cause) if external is None else ""
@@ -195,7 +197,7 @@ def culprit_evidence(culprit: Culprit) -> dict[str, Any]:
 def _confidence_reason(culprit: Culprit) -> str:
     if culprit.data is not None:
         return culprit.cause.why
-    if culprit.made_at:
+    if culprit.is_line_read:
         return "an op of the replay read the tensor; which line made it was read from the source"
     if culprit.replay.live:
         return "the run itself was traced op by op"
