@@ -37,7 +37,7 @@ def incident_event(done: Examination, number: str, data: dict[str, Any]) -> dict
         more["path"] = list(done.slice.path)
         more["externals"] = [{"kind": e.kind, "name": e.name, "op": op} for e, op in done.slice.externals]
         if call is not None and any(e.kind == "batch" for e, _ in done.slice.externals):
-            more["made_at"] = _made_at(call.line, ())
+            more["made_at"] = _made_at(call.line, (), own=False)
     row: dict[str, Any] = {"id": number, "root": call.root if call is not None else "", "data": {**data, **more}}
     return {**row, **line_columns(call.line if call is not None else None)}
 
@@ -67,11 +67,9 @@ def _op_event(record: OpRecord, done: Examination, number: str) -> dict[str, Any
         **record.facts,
     }
     line = record.line or (call.line if call is not None else None)
-    if line is not None and not line.in_library and _reads_a_constant(record):
-        same_file = {
-            r.line.number for r in done.found.tracer.records if r.line is not None and r.line.file == line.file
-        }
-        data["made_at"] = [{"line": made.number, "code": made.code} for made in risky_lines(line, same_file)]
+    if line is not None and _reads_a_constant(record):
+        lines = [r.line for r in done.found.tracer.records if r.line is not None]
+        data["made_at"] = _made_at(line, {own.number for own in lines if own.file == line.file}, own=True)
     row = {
         "id": f"{number}.{record.index}",
         "parent_id": number,
@@ -81,11 +79,11 @@ def _op_event(record: OpRecord, done: Examination, number: str) -> dict[str, Any
     return {**row, "op": record.op, **line_columns(line), "data": data}
 
 
-def _made_at(line: Line | None, computed: Collection[int]) -> list[dict[str, Any]]:
+def _made_at(line: Line | None, computed: Collection[int], *, own: bool) -> list[dict[str, Any]]:
     """Return :func:`.risky_lines` for a line of the user's code; none for a line of a library."""
     if line is None or line.in_library:
         return []
-    return [{"line": made.number, "code": made.code} for made in risky_lines(line, computed)]
+    return [{"line": made.number, "code": made.code} for made in risky_lines(line, computed, own=own)]
 
 
 def _reads_a_constant(record: OpRecord) -> bool:

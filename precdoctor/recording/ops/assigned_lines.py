@@ -30,12 +30,13 @@ _Scope: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 _NESTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
-def risky_lines(line: Line, computed: Collection[int]) -> list[Line]:
+def risky_lines(line: Line, computed: Collection[int], *, own: bool) -> list[Line]:
     """Return the lines that may have made what the statement at ``line`` reads: at most three, the closest first.
 
     Args:
         line: a line of the statement; without its source the result is empty.
         computed: numbers of the lines of that file whose ops a replay has computed, so that they made nothing unseen.
+        own: whether the statement may have made it itself; its lines then come last.
     """
     tree = _parsed(line.file)
     if tree is None:
@@ -56,6 +57,7 @@ def risky_lines(line: Line, computed: Collection[int]) -> list[Line]:
                 followed.add(id(maker))
                 found.update(dict.fromkeys(_risks(maker)))
                 waiting.append((maker, place))
+    found.update(dict.fromkeys(number for r in readers[:1] if own for number in _risks(r)))
     return [Line(line.file, number) for number in list(found)[:_MOST_LINES]]
 
 

@@ -63,6 +63,12 @@ SOURCES = {
             b = a / x  # seen
             return b * x  # here
     """,
+    "the statement itself, though it was computed in part": """
+        def step(x):
+            a = x.sqrt()  # 1
+            return (torch.log(x) *  # 2
+                    a * y)  # here
+    """,
     "no literal divisor or power": """
         def step(x):
             a = x ** 2 / 255.0
@@ -92,16 +98,24 @@ def test_lines_that_lead_to_what_a_statement_reads(what, tmp_path) -> None:
     marks = {number: line.rpartition("# ")[2] for number, line in enumerate(lines, 1) if "# " in line}
     (here,) = [number for number, mark in marks.items() if mark == "here"]
     expected = sorted((int(mark), number) for number, mark in marks.items() if mark.isdigit())
-    found = risky_lines(Line(str(tmp_path / "train.py"), here), {n for n, mark in marks.items() if mark == "seen"})
+    found = risky_lines(
+        Line(str(tmp_path / "train.py"), here), {n for n, mark in marks.items() if mark == "seen"}, own=True
+    )
     assert [line.number for line in found] == [number for _, number in expected]
+
+
+def test_what_the_statement_does_itself_can_be_left_out(tmp_path) -> None:
+    (tmp_path / "train.py").write_text("x = x / norm\nloss = net(x).sum() / accumulated\n")
+    line = Line(str(tmp_path / "train.py"), 2)
+    assert [[found.number for found in risky_lines(line, (), own=own)] for own in (True, False)] == [[1, 2], [1]]
 
 
 def test_without_source_there_are_no_lines(tmp_path) -> None:
     (tmp_path / "other.txt").write_text("no Python\n")
     (tmp_path / "large.py").write_text("a = b / c; d = a\n" * 70_000)
     for file in ("missing.py", "other.txt", "large.py"):
-        assert risky_lines(Line(str(tmp_path / file), 1), ()) == []
-    assert risky_lines(Line("<string>", 1), ()) == []
+        assert risky_lines(Line(str(tmp_path / file), 1), (), own=True) == []
+    assert risky_lines(Line("<string>", 1), (), own=True) == []
 
 
 @given(st.text(alphabet="ab= /().\n:,#*", max_size=80), st.integers(-1, 9))
@@ -109,4 +123,4 @@ def test_without_source_there_are_no_lines(tmp_path) -> None:
 def test_no_text_makes_it_fail(tmp_path_factory, text, number) -> None:
     file = tmp_path_factory.mktemp("any") / "any.py"
     file.write_text(text)
-    assert len(risky_lines(Line(str(file), number), ())) <= 3
+    assert len(risky_lines(Line(str(file), number), (), own=True)) <= 3
