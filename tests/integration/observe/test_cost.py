@@ -195,7 +195,9 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize("what", ["model", "part", "loss", "clip"])
+@pytest.mark.parametrize(
+    "what", ["model", "loss", *(pytest.param(w, marks=pytest.mark.slow) for w in ("part", "clip"))]
+)
 def test_recording_compiles_nothing_again(what, tmp_path, monkeypatch):
     """Neither where sampled steps and others take turns, nor at first."""
     monkeypatch.setenv("QUICK_TORCH", "")  # the compiler, and its counters, from the beginning

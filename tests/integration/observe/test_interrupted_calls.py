@@ -65,7 +65,10 @@ for step in range(6):
 """
 
 
-@pytest.fixture(params=[("--every", "1"), ("--every", "4"), ("--every", "1", "--deep-scan", "off")], ids=" ".join)
+UNSCANNED = pytest.param(("--every", "1", "--deep-scan", "off"), marks=pytest.mark.slow)
+
+
+@pytest.fixture(params=[("--every", "1"), ("--every", "4"), UNSCANNED], ids=" ".join)
 def recorded(request, tmp_path):
     path = script(tmp_path, "loop.py", LOOP)
 

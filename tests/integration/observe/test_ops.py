@@ -76,7 +76,7 @@ def runs(tmp_path_factory):
     return Runs(tmp_path_factory.mktemp("ops"))
 
 
-@pytest.mark.parametrize("name", ["plain", "autocast", "checkpoint", "traced"])
+@pytest.mark.parametrize("name", ["plain", "autocast", "checkpoint", pytest.param("traced", marks=pytest.mark.slow)])
 def test_a_run_with_its_ops_listed_trains_as_it_would_have(runs, name, tmp_path):
     run = runs(name)
     assert runs.digests[name] == plain_digest(tmp_path, VARIANTS[name])

@@ -84,7 +84,13 @@ def trained(tmp_path, steps, *arguments, policy="examine"):
 
 @pytest.mark.parametrize(
     ("arguments", "micro_step"),
-    [("Adam", 1), ("SGD", 1), ("Adam before", 1), ("Climber", 1), ("LBFGS late", 3)],
+    [
+        ("Adam", 1),
+        pytest.param("SGD", 1, marks=pytest.mark.slow),
+        ("Adam before", 1),
+        ("Climber", 1),
+        ("LBFGS late", 3),
+    ],
 )
 def test_a_bad_evaluation_is_led_to_its_op(tmp_path, steps, arguments, micro_step):
     done, said = trained(tmp_path, steps, *arguments.split())

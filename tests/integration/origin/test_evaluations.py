@@ -85,7 +85,9 @@ def loop(tmp_path):
     return script(tmp_path, "loop.py", LOOP)
 
 
-@pytest.mark.parametrize("how", ["model", "inference", "compiled", "loss", "data", "padding"])
+@pytest.mark.parametrize(
+    "how", ["model", pytest.param("inference", marks=pytest.mark.slow), "compiled", "loss", "data", "padding"]
+)
 def test_the_op_that_makes_a_validation_non_finite_is_named(tmp_path, loop, how):
     done = record(tmp_path, "--strict", "--every", "8", "--", *warm(loop, how))
     if how == "data":

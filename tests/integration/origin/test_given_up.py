@@ -83,8 +83,9 @@ def loop(tmp_path):
 @pytest.mark.parametrize(
     ("where", "way"),
     [
-        *[("model", "exit"), ("model", "stop"), ("model", "continue"), ("loss", "exit"), ("loss", "raise")],
+        *[("model", "exit"), ("model", "continue"), ("loss", "raise")],
         *[("inside", "raise"), ("after", "raise"), ("gradient", "stop")],
+        *(pytest.param(*same, marks=pytest.mark.slow) for same in (("model", "stop"), ("loss", "exit"))),
     ],
 )
 def test_what_made_a_step_non_finite_that_the_script_gave_up_is_named(tmp_path, loop, where, way):
