@@ -41,23 +41,28 @@ def risky_lines(line: Line, computed: Collection[int], *, own: bool) -> list[Lin
     tree = _parsed(line.file)
     if tree is None:
         return []
-    functions = {f.name: f for f in ast.walk(tree) if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef))}
-    scope: _Scope = min((f for f in functions.values() if _holds(f, line.number)), key=_span, default=tree)
-    readers = [s for s in _own(scope) if isinstance(s, ast.stmt) and not hasattr(s, "body") and _holds(s, line.number)]
-    waiting: deque[tuple[ast.stmt, _Scope]] = deque((r, scope) for r in readers[:1])
-    followed: set[int] = {id(r) for r in readers[:1]}
+    functions = [f for f in ast.walk(tree) if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    by_name = {f.name: f for f in functions}
+    scope: _Scope = min((f for f in functions if _holds(f, line.number)), key=_span, default=tree)
+    simple = (s for s in _own(scope) if isinstance(s, ast.stmt) and not hasattr(s, "body"))
+    first = next((s for s in simple if _holds(s, line.number)), None)
+    if first is None:
+        return []
+    waiting: deque[tuple[ast.stmt, _Scope]] = deque([(first, scope)])
+    followed: set[int] = {id(first)}
     found: dict[int, None] = {}
     while waiting and len(followed) < _MOST_STATEMENTS:
         reader, scope = waiting.popleft()
         makers = [(m, scope) for m in _assignments(reader, scope)]
-        called = [functions[n] for n in _called(reader) if n in functions]
+        called = [by_name[n] for n in _called(reader) if n in by_name]
         makers += [(r, f) for f in called for r in _own(f) if isinstance(r, ast.Return)]
         for maker, place in makers:
             if id(maker) not in followed and _is_unseen(maker, computed):
                 followed.add(id(maker))
                 found.update(dict.fromkeys(_risks(maker)))
                 waiting.append((maker, place))
-    found.update(dict.fromkeys(number for r in readers[:1] if own for number in _risks(r)))
+    if own:
+        found.update(dict.fromkeys(_risks(first)))
     return [Line(line.file, number) for number in list(found)[:_MOST_LINES]]
 
 

@@ -33,6 +33,16 @@ SOURCES = {
         def step(schedule):
             loss = (schedule.weight(t) * error).mean()  # here
     """,
+    "a method whose name another class uses too": """
+        class First:
+            def loss(self, out, x):
+                weight = x.log()  # 1
+                return weight * out  # here
+        class Second:
+            def loss(self, out, x):
+                weight = x.sqrt()
+                return weight * out
+    """,
     "the closest first": """
         def step(x):
             a = x.sqrt()  # 3
