@@ -85,8 +85,10 @@ class Query:
 
     def matching(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
         """The numbers of the rows that satisfy the predicate, ascending; ``batch`` as for :meth:`select`."""
-        if self.predicate is None or isinstance(self.predicate, pc.Expression):
+        if isinstance(self.predicate, pc.Expression):
             raise TypeError("rows are numbered for a list of terms only")
+        if self.predicate is None:
+            return np.arange(batch.num_rows)
         found: npt.NDArray[np.int64] = np.flatnonzero(
             _matches(batch, self.predicate).fill_null(False).to_numpy(zero_copy_only=False)
         )

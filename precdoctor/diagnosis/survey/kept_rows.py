@@ -1,4 +1,4 @@
-"""The rows that a survey keeps, as frames: each column is converted once, however many rules ask for it."""
+"""Rows as pandas frames: each column is converted once, however many rules ask for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from precdoctor.diagnosis.survey.arrow_rows import categories_of
 from precdoctor.numerics.arrays import Ints
 from precdoctor.runlog.filters import Query
 
@@ -55,7 +54,7 @@ def _converted(column: pa.Array) -> _Column:
     kind = column.type
     if pa.types.is_dictionary(kind):
         codes = column.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        names = categories_of(column.dictionary)
+        names = pd.CategoricalDtype(pd.Index(column.dictionary.to_pylist(), dtype=object))
         return lambda ids: pd.Categorical.from_codes(codes[ids], dtype=names, validate=False)
     if pa.types.is_list(kind):
         return lambda ids: pd.array(column.take(pa.array(ids)), dtype=pd.ArrowDtype(kind))

@@ -29,7 +29,7 @@ class NewerHalf(RunView):
     def __init__(self, whole: RunView, first: int) -> None:
         super().__init__(whole.run)
         self._whole = whole
-        self._categories, self._decoded_events = whole._categories, whole._decoded_events
+        self._decoded_events = whole._decoded_events
         self._extra_steps = whole._extra_steps
         self.unread, self.glances = whole.unread, whole.glances
         #: The first step of this half.

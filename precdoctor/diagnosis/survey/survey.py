@@ -112,7 +112,7 @@ def merged_surveys(surveys: Iterable[Survey], budget: Budget) -> Survey:
         steps_of={kind: np.unique(np.concatenate(found)) for kind, found in steps_of.items()},
         bad=_summed_bad(bad_counts),
         batches=_outlying_batches(pa.concat_tables([BATCHES.empty_table(), *batches])),
-        rows=_concatenated(rows, ROWS),
+        rows=concatenated(rows, ROWS),
         kept=kept,
     )
     pa.default_memory_pool().release_unused()
@@ -240,7 +240,7 @@ def chosen_steps(sampled: Sequence[int], bad: Sequence[int], rows: int) -> list[
     )
 
 
-def _concatenated(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+def concatenated(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
     """Concatenate batches column by column and empty the list.
 
     Rows are the largest share of a survey. This way memory holds them once, plus one column.

@@ -16,14 +16,21 @@ import pandas as pd
 import pyarrow as pa
 
 from precdoctor.diagnosis.survey import stored
-from precdoctor.diagnosis.survey.arrow_rows import Categories, frame_of
 from precdoctor.diagnosis.survey.engines import run_all
 from precdoctor.diagnosis.survey.kept_rows import KeptRows
 from precdoctor.diagnosis.survey.measures import MEASURES
 from precdoctor.diagnosis.survey.processes import Process
 from precdoctor.diagnosis.survey.rows import ROW_COLUMNS, Parameter, TensorRow
 from precdoctor.diagnosis.survey.run_facts import RunFacts, table_columns
-from precdoctor.diagnosis.survey.survey import Survey, Task, chosen_steps, merged_surveys, read_pieces, tasks_of
+from precdoctor.diagnosis.survey.survey import (
+    Survey,
+    Task,
+    chosen_steps,
+    concatenated,
+    merged_surveys,
+    read_pieces,
+    tasks_of,
+)
 from precdoctor.runlog.caps import MAX_STEP_ROWS, hold
 from precdoctor.runlog.costs import TENSOR_COST
 from precdoctor.runlog.filters import query
@@ -47,7 +54,6 @@ class RunView(RunFacts):
         super().__init__(run)
         self._rows: dict[tuple[Process, int], tuple[TensorRow, ...]] = {}
         self._row_count = 0
-        self._categories: Categories = {}
         self._requested_steps: frozenset[int] = frozenset()
         self._extra_steps: list[int] = []
 
@@ -72,9 +78,9 @@ class RunView(RunFacts):
         if self.survey.covers(steps) and self._kept_rows.holds(wanted):
             frame = self._kept_rows.select(query("tensors", wanted, [self._terms(kinds, steps, where)]))
         else:
-            batches = self.batches(wanted, kinds, steps=steps, where=where)
-            table = pa.Table.from_batches(batches, table_columns("tensors", wanted))
-            frame = frame_of(table.unify_dictionaries(), self._categories)
+            batches = list(self.batches(wanted, kinds, steps=steps, where=where))
+            rows = KeptRows(concatenated(batches, table_columns("tensors", wanted)))
+            frame = rows.select(query("tensors", wanted))
         for m in measures:
             frame[m] = MEASURES[m].of(frame)
         return frame
