@@ -29,7 +29,7 @@ class Fault:
     Without a cause the op is out of a replay's reach: ``precdoctor autopsy`` is recommended.
 
     Attributes:
-        reads: the marked line read a tensor without a gradient that was non-finite already.
+        reads: the marked line made or read a tensor without a gradient that was non-finite.
     """
 
     train: Callable[[], Trained]
@@ -454,14 +454,14 @@ def target_without_a_gradient():
     clock, teacher = Clock(), nn.Linear(4, 5)
 
     def normalised(x):
-        return x / x.sum(-1, keepdim=True)
+        return x / x.sum(-1, keepdim=True)  # here
 
     def loss(out):
         likely = out.softmax(-1)
         with torch.no_grad():
             wanted = teacher(torch.ones(4, 4)).abs() * (not clock.bad)
         target = normalised(wanted)
-        return (likely - target).square().mean()  # here
+        return (likely - target).square().mean()
 
     return train_on(nn.Linear(4, 5), lambda: clock.batch(4, 4), loss)
 
