@@ -1,7 +1,8 @@
 """Interpreters that have imported torch already: forks of one server for each test process.
 
-``python warm.py NUMBER train.py ...`` does what ``python train.py ...`` does, without the second that the import of
-torch takes: it hands its arguments, folder, environment and three streams to the server and ends as the fork ends.
+``python warm.py NUMBER train.py ...`` does what ``python train.py ...`` does, without the seconds that the imports of
+torch and of the recorder take: it hands its arguments, folder, environment and three streams to the server and ends as
+the fork ends.
 Limits, signals and the process's parent are not handed over: how a run attaches, stops and dies is tested with true
 processes.
 """
@@ -9,6 +10,7 @@ processes.
 import atexit
 import contextlib
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -115,6 +117,8 @@ def become(argv, cwd, env):
         from precdoctor import _boot
 
         sys.path.pop()
+        if native := sys.modules.get("precdoctor.recording.kernels.native_cpu"):
+            native._forked = False  # the server's threads have never run
         _boot.start()
     if argv[0] == "-m":
         sys.argv = argv[1:]
@@ -146,6 +150,12 @@ if __name__ == "__main__":
 
     with contextlib.suppress(ImportError):
         from pydantic import TypeAdapter  # noqa: F401 - newer releases of typer load it with their first command
+
+    # Half of what a recorded fork would do. Nothing of it runs before the fork, and no environment is read.
+    sys.path[0] = os.path.abspath(f"{__file__}/../../../..")  # noqa: PTH100 - the tree's own, installed or not
+    for module in ("cli.record", "recording.installation", "recording.output.drain"):
+        importlib.import_module(f"precdoctor.{module}")
+    importlib.import_module("pyarrow.parquet")
 
     gc.collect()
     gc.freeze()
