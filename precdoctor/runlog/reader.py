@@ -356,11 +356,12 @@ def open_run(path: str | os.PathLike[str] | Run) -> Run:
 
 @contextmanager
 def advice(run: Path) -> Iterator[None]:
-    """Add to every CorruptRunError the command that shows which parts are intact."""
+    """Add to every CorruptRunError, once, the command that shows which parts are intact."""
+    hint = f"; see what is left with: precdoctor log verify {quoted_path(run)}"
     try:
         yield
     except CorruptRunError as error:
-        raise CorruptRunError(f"{error}; see what is left with: precdoctor log verify {quoted_path(run)}") from error
+        raise CorruptRunError(str(error).removesuffix(hint) + hint) from error
 
 
 def _rank_log(rank: RankDirectory, cache: PartCache, read_facts: Callable[[Path], dict[str, Any]]) -> RankLog:

@@ -198,8 +198,9 @@ def test_damage_is_told_and_what_was_read_stays(tmp_path):
 def test_what_a_process_states_of_itself_ends_the_watch_when_it_is_damaged(tmp_path, name):
     path = write_run(tmp_path / "run", steps=steps())
     (path / "rank-00000" / name).write_text("[]\n")
-    with pytest.raises(CorruptRunError, match=f"{name} is damaged"):
+    with pytest.raises(CorruptRunError, match=f"{name} is damaged") as caught:
         print_lines(Watcher(path, NOW), Check(path, NOW), make_console(sys.stdout), 0.0)
+    assert str(caught.value).count("log verify") == 1
 
 
 def test_of_several_ranks_one_whose_facts_are_damaged_is_told(tmp_path):
