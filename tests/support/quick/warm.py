@@ -145,17 +145,14 @@ def end(status):
 if __name__ == "__main__":
     if sys.argv[1] != "serve":
         sys.exit(ask(sys.argv[1], sys.argv[2:]))
-    import torch._dynamo  # noqa: F401 - what all this is for, and for the recorder's command what is below
-    import typer.main  # noqa: F401
-
-    with contextlib.suppress(ImportError):
-        from pydantic import TypeAdapter  # noqa: F401 - newer releases of typer load it with their first command
-
-    # Half of what a recorded fork would do. Nothing of it runs before the fork, and no environment is read.
+    # Most of what a recorded fork and the recorder's command would do. Nothing of it runs before the fork, and no
+    # environment is read.
     sys.path[0] = os.path.abspath(f"{__file__}/../../../..")  # noqa: PTH100 - the tree's own, installed or not
-    for module in ("cli.record", "recording.installation", "recording.output.drain"):
-        importlib.import_module(f"precdoctor.{module}")
-    importlib.import_module("pyarrow.parquet")
+    recorder = ("cli.app", "recording.installation", "recording.output.drain", "recording.process.launch")
+    for module in ("torch._dynamo", "typer.main", "pyarrow.parquet", *(f"precdoctor.{m}" for m in recorder)):
+        importlib.import_module(module)
+    with contextlib.suppress(ImportError):  # newer releases load it, and pydantic with it, with their first command
+        importlib.import_module("typer._adapters")
 
     gc.collect()
     gc.freeze()
