@@ -167,12 +167,9 @@ def record_command(run: Path, *arguments: str) -> list[str]:
 def record(
     folder: Path, *arguments: str, stdin: bytes = b"", run: Path | None = None, env: Mapping[str, str] | None = None
 ) -> Finished:
-    """`precdoctor record -o RUN arguments`, in ``folder``, until it ends; itself :func:`warm` if its command is."""
+    """`precdoctor record -o RUN arguments`, in ``folder``, until it ends; itself :func:`warm`."""
     run = run or folder / "run"
-    if str(WARM) in arguments:
-        command = warm(ROOT / "tests" / "support" / "quick" / "cli.py", "record", "-o", run, *arguments)
-    else:
-        command = record_command(run, *arguments)
+    command = warm(ROOT / "tests" / "support" / "quick" / "cli.py", "record", "-o", run, *arguments)
     return finish(start(folder, command, env), run, stdin)
 
 
