@@ -227,7 +227,8 @@ class Guard:
         context = self._context
         if context.trace is not None and context.traced:
             return
-        if self._last_bad == context.current.step or not self.incidents.has_room or self._policy == "observe":
+        policy = context.options.on_nonfinite
+        if policy == "observe" or self._last_bad == context.current.step or not self.incidents.has_room:
             return
         gradient, self._gradient = self._gradient, None
         reads_weights = context.live or any(type(r) is float and not math.isfinite(r) for r in context.current.lrs)
@@ -245,7 +246,7 @@ class Guard:
             return
         self._last_bad = context.step
         self._report_optimizer(optimizer, before, given)
-        if self._policy == "stop":
+        if policy == "stop":
             self._stop(f"--on-nonfinite stop, at step {context.step}")
 
     def _report_optimizer(

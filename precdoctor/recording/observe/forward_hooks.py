@@ -145,20 +145,17 @@ class ForwardHooks:
 
     # --- entering ----------------------------------------------------------------------------------------------------
 
-    def _stack(self) -> list[Frame]:
-        local = self._recorder.local
-        stack: list[Frame] | None = getattr(local, "stack", None)
-        if stack is None:
-            stack = local.stack = self._recorder.threads.calls = []
-        return stack
-
     def _call_begins(self, module: nn.Module, args: Any) -> None:
         """Record that a module call begins; between samples, take the hooks out for the rest of a top-level call."""
-        stack, place = self._stack(), self._recorder.names.find(module)
+        recorder = self._recorder
+        stack: list[Frame] | None = getattr(recorder.local, "stack", None)
+        if stack is None:
+            stack = recorder.local.stack = recorder.threads.calls = []
+        place = recorder.names.find(module)
         if stack and (place is None or place.module == ""):
             self._let_go_of_interrupted(stack, module)
         self._enter_call(module, place, args, stack)
-        if not self._recorder.live and len(stack) == 1:
+        if not recorder.live and len(stack) == 1:
             self._take_hooks_out(module, stack[0])
 
     def _enter_call(self, module: nn.Module, place: Place | None, args: Any, stack: list[Frame]) -> None:

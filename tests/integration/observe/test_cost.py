@@ -8,14 +8,14 @@ import subprocess
 import pytest
 
 import precdoctor
-from tests.support.processes import PATIENCE, PYTHON, ROOT, environment, record, script, warm
+from tests.support.processes import PATIENCE, ROOT, environment, record, script, warm
 
 #: With every 8th step sampled, and no power of two: those have a scan of single operations.
 SAMPLED = 24
 #: Layers of the two stacks that are compared.
-FEW, MANY = 30, 300
+FEW, MANY = 30, 120
 #: Functions of ours that may run in a step between samples, whatever the model's size.
-MOST_BETWEEN = 165
+MOST_BETWEEN = 164
 
 COUNTS = """
 import json, sys
@@ -70,7 +70,7 @@ def per_module(tmp_path_factory):
     path = script(folder, "counts.py", COUNTS)
     counts = []
     for layers in (FEW, MANY):
-        command = (PYTHON, str(path), str(layers), str(SAMPLED), str(ROOT / "precdoctor"))
+        command = warm(path, layers, SAMPLED, ROOT / "precdoctor")
         done = record(folder, "--every", "8", "--", *command, run=folder / f"run{layers}")
         assert done.status == 0, done.err
         rows = (precdoctor.open_run(done.run).tensors(columns=["step"])["step"] == SAMPLED).sum()
