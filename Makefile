@@ -50,7 +50,7 @@ test: lint unit  ## everything continuous integration runs: style, types, tests
 lint: $(VENV)/.installed-dev  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers $(WORKERS)
 
 unit: $(VENV)/.installed-dev  ## the tests alone; make unit ARGS="-k gate" picks some
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not gpu and not slow" $(ARGS)
