@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FrameType
-from typing import TYPE_CHECKING
+from types import CodeType, FrameType, FunctionType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -66,9 +67,10 @@ class Frame:
 _HELD = ("_modules", "_parameters", "_buffers")
 #: Attribute that ``nn.DataParallel`` sets on a replica of a module, made for one batch.
 _REPLICA = "_is_replica"
-#: File of ``Function.apply``, which runs custom autograd functions, reentrant checkpointing among them.
-_FUNCTION_FILE = f"{os.sep}torch{os.sep}autograd{os.sep}function.py"
-_MAX_FRAMES = 40
+#: Whether code is the forward of a custom autograd function; at most so many are remembered.
+_FORWARDS: static.ByIdentity[CodeType, bool] = static.ByIdentity()
+_MAX_CODES = 4096
+_MAX_FRAMES, _MAX_WRAPPED = 40, 8
 #: The module of pipeline stages; if it is not loaded, there are none to check for.
 STAGES = "torch.distributed.pipelining.stage"
 #: Where a pipeline stage computes shapes: the file, and the names that the function has had in torch.
@@ -85,12 +87,36 @@ def inside_function() -> bool:
     for _ in range(_MAX_FRAMES):
         code = frame.f_code
         calls += code.co_name == "_call_impl"
-        if code.co_name == "apply" and code.co_filename.endswith(_FUNCTION_FILE):
+        if _is_forward_of_function(code):
             return True
         if calls == 2 or frame.f_back is None:
             return False
         frame = frame.f_back
     return False
+
+
+def _is_forward_of_function(code: CodeType) -> bool:
+    """Return whether the code is the ``forward`` of a custom autograd function. From torch 2.14 on, C calls it."""
+    known = _FORWARDS.get(code)
+    if known is None:
+        if len(_FORWARDS) >= _MAX_CODES:
+            _FORWARDS.clear()
+        known = _FORWARDS.put(code, any(code is own for own in _forward_codes(torch.autograd.Function)))
+    return known
+
+
+def _forward_codes(kind: type) -> Iterator[CodeType]:
+    """Yield the code of ``forward`` of a class and its subclasses, and what its decorators wrap (``custom_fwd``)."""
+    function: Any = static.members(kind).get("forward")
+    function = function.__func__ if type(function) is staticmethod else function
+    for _ in range(_MAX_WRAPPED):
+        if type(function) is not FunctionType:
+            break
+        yield function.__code__
+        function = static.own(function).get("__wrapped__")
+    subclasses: list[type] = type.__subclasses__(kind)
+    for derived in subclasses:
+        yield from _forward_codes(derived)
 
 
 def asks_for_shapes() -> bool:
