@@ -167,7 +167,7 @@ def record_command(run: Path, *arguments: str) -> list[str]:
 def record(
     folder: Path, *arguments: str, stdin: bytes = b"", run: Path | None = None, env: Mapping[str, str] | None = None
 ) -> Finished:
-    """`precdoctor record -o RUN arguments`, in ``folder``, until it ends; itself :func:`warm`."""
+    """`precdoctor record -o RUN arguments`, in ``folder``, until it ends; the command itself is :func:`warm`."""
     run = run or folder / "run"
     command = warm(ROOT / "tests" / "support" / "quick" / "cli.py", "record", "-o", run, *arguments)
     return finish(start(folder, command, env), run, stdin)

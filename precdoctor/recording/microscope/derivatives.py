@@ -125,10 +125,12 @@ def _with_derivative(
     if formula is None or x is None or not isinstance(node.saved.get("result"), Tensor) or x.shape != known.shape:
         return None
     result = known.detach()
-    return _known(base_of(node), result, lambda g: (formula(g, result),), x), True
+    return _known_result(base_of(node), result, lambda g: (formula(g, result),), x), True
 
 
-def _known(name: str, result: Tensor, derivative: Callable[[Tensor], tuple[Any, ...]], *operands: Tensor) -> Tensor:
+def _known_result(
+    name: str, result: Tensor, derivative: Callable[[Tensor], tuple[Any, ...]], *operands: Tensor
+) -> Tensor:
     """Return a saved result with a derivative; its autograd node is called ``<name>Backward``, after its class."""
     named: Any = type(name, (_Known,), {})
     made: Tensor = named.apply(result, derivative, *operands)
@@ -152,4 +154,4 @@ def _own_value(node: LossNode, own: OwnFunction, known: Tensor | None, operands:
         made = made if isinstance(made, tuple) else (made,)
         return tuple(made[i] for i in own.places)
 
-    return _known(node.name.removesuffix("Backward"), value, derivative, *operands)
+    return _known_result(node.name.removesuffix("Backward"), value, derivative, *operands)

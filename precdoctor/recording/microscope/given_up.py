@@ -171,7 +171,7 @@ class GivenUp:
         finite_before: Callable[[], dict[str, bool]] | None = None,
     ) -> None:
         """Log an incident if a call has returned something non-finite, or code behind it has made a loss that is."""
-        if self._is_over() or not (calls or self._loss_code.bare):
+        if self._is_over() or not (calls or self._loss_code.awaits_backward):
             return
         with kernels.apart_from_user_modes():
             try:

@@ -122,6 +122,11 @@ class LossCode:
         """The leaves of the last backward pass if no module holds the weights; else empty."""
         return self._scene.losses[-1].weights if self.bare and self._scene.losses else []
 
+    @property
+    def awaits_backward(self) -> bool:
+        """Whether no module holds the weights, and a forward pass has begun since the last backward pass."""
+        return self.bare and not self._fresh
+
     def open(self) -> None:
         """Begin to note nodes: a top-level module in training has returned, so loss code may follow."""
         if not torch.is_anomaly_enabled() and (self._context.trace is None or not self._context.traced):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import pytest
 
 from tests.support.incidents import incidents, told
@@ -256,3 +258,20 @@ def test_a_rank_that_ends_alone_does_not_wait_for_the_others(tmp_path, talks):
     assert found["given_up"]
     assert found["outcome"] == ("failed" if talks == "talks" else "origin")
     assert ("communicates" in (found["why"] or "")) == (talks == "talks")
+
+
+def test_a_loss_whose_backward_pass_has_run_is_not_told_again_as_the_run_ends(tmp_path):
+    code = """
+        import torch
+        w = torch.full((4,), 3.0, requires_grad=True)
+        optimizer = torch.optim.SGD([w], 1e-3)
+        for step in range(4):
+            loss = (w - (w.detach() if step == 2 else 1.0)).sqrt().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        assert loss.isnan()
+    """
+    done = record(tmp_path, "--strict", "--", *warm(script(tmp_path, "plain.py", textwrap.dedent(code))))
+    assert done.status == 0, done.err
+    assert [line.split(":")[0] for line in done.said if line.startswith("step ")] == ["step 2"]

@@ -201,7 +201,7 @@ def test_fsdp_classes_are_called_what_the_user_called_them():
     assert class_name(nn.Linear(2, 2)) == "Linear"
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # of a class that differs by release
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # the class differs by release
 @pytest.mark.parametrize(
     "make",
     [
