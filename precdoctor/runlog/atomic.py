@@ -20,19 +20,40 @@ def write_json_atomically(path: Path, content: Mapping[str, Any]) -> None:
     write_atomically(path, dump_json(content))
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """As :func:`write_json_atomically`, for bytes."""
+def write_atomically(path: Path, content: bytes, *, replace: bool = True) -> None:
+    """As :func:`write_json_atomically`, for bytes; with ``replace=False`` only the first of several writers succeeds.
+
+    Raises:
+        FileExistsError: ``path`` exists, and ``replace`` is False.
+        OSError: the disk is full, or the directory gone or read-only.
+    """
     temporary = temporary_name(path)
     try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
+        _write_new(temporary, content)
+        if replace:
+            temporary.replace(path)
+        else:
+            _give_name(temporary, path, content)
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
     sync_directory(path.parent)
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _give_name(temporary: Path, path: Path, content: bytes) -> None:
+    """Name the file ``path``, which must not exist. Where there are no hard links, it is written a second time."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        _write_new(path, content)
 
 
 def temporary_name(path: Path) -> Path:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
+from precdoctor.runlog.atomic import write_json_atomically
 from precdoctor.runlog.files import HALT_FILE
 
 #: Bytes to read at most; a longer file is not from :func:`request_halt`.
@@ -20,9 +20,7 @@ def request_halt(run: Path, message: str) -> None:
     """
     path = run / HALT_FILE
     if not path.exists():
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps({"message": message}) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        write_json_atomically(path, {"message": message})
 
 
 def halt_requested(run: Path) -> str | None:

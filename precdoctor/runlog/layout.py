@@ -29,7 +29,7 @@ from precdoctor.errors import (
     UsageError,
     likely,
 )
-from precdoctor.runlog.atomic import dump_json, write_json_atomically
+from precdoctor.runlog.atomic import dump_json, write_atomically, write_json_atomically
 from precdoctor.runlog.caps import Budget, json_cost
 from precdoctor.runlog.documents import RUN, Shape, check
 from precdoctor.runlog.files import (
@@ -50,6 +50,8 @@ MAX_JSON_BYTES: Final = 64 << 20
 #: Ranks times attempts of the largest run anybody has started, with room to spare.
 MAX_RANK_DIRECTORIES: Final = 1 << 17
 
+#: A document of the run directory whose writer was killed before it could give it its name.
+_UNNAMED: Final = re.compile(rf"\.(?:{re.escape(RUN_FILE)}|{re.escape(HALT_FILE)})\..+\.tmp")
 _RECORD_HINT = "record one with: precdoctor record -- python train.py"
 
 
@@ -82,11 +84,8 @@ def create_run(path: Path, info: Mapping[str, Any], *, force: bool = False, shar
         path.mkdir(mode=0o777 if shared else 0o700, parents=True, exist_ok=True)
         if not (content.get("options") or {}).get("redact_names"):
             content["place"] = _place(path)
-        # Mode "x" (O_EXCL): of two launches that found the same empty directory, only one gets it.
-        with (path / RUN_FILE).open("xb") as file:
-            file.write(dump_json(content))
-            file.flush()
-            os.fsync(file.fileno())
+        # Of two launches that found the same empty directory, only one gets it.
+        write_atomically(path / RUN_FILE, dump_json(content), replace=False)
     except FileExistsError:
         raise RunExistsError(f"{path} is being used by another run; give another directory with -o") from None
     except OSError as error:
@@ -123,7 +122,9 @@ def add_run_facts(run: Path, facts: Mapping[str, Any]) -> None:
 
 
 def _make_room(path: Path, *, force: bool) -> None:
-    """Remove the run directory at ``path`` if ``force`` permits it; an empty directory stays.
+    """Remove the run directory at ``path`` if ``force`` permits it.
+
+    A directory stays if it is empty, or holds only what launches left that were killed before they had named run.json.
 
     Raises:
         RunExistsError: ``path`` is not a directory, is being recorded, or holds anything that must not be removed.
@@ -132,7 +133,7 @@ def _make_room(path: Path, *, force: bool) -> None:
 
     if path.is_symlink() or not path.is_dir():
         raise RunExistsError(f"{path} exists and is not a directory of its own; give another one with -o")
-    entries = sorted(entry.name for entry in path.iterdir())
+    entries = sorted(entry.name for entry in path.iterdir() if not _UNNAMED.fullmatch(entry.name))
     if not entries:
         return
     if not force:

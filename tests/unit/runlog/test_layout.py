@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import stat
@@ -7,7 +8,7 @@ import pytest
 
 from precdoctor.errors import CorruptRunError, NewerSchemaError, RunExistsError, RunNotFoundError, UsageError
 from precdoctor.runlog import create_rank_directory, create_run, newest_run, open_run
-from precdoctor.runlog.atomic import dump_json, write_json_atomically
+from precdoctor.runlog.atomic import dump_json, temporary_name, write_json_atomically
 from precdoctor.runlog.files import RUN_FILE
 from precdoctor.runlog.layout import add_run_facts, bytes_in, rank_directories
 from precdoctor.runlog.lock import DirectoryLock, is_locked
@@ -25,6 +26,45 @@ def test_run_json_holds_info_and_schema_version(tmp_path):
 def test_an_empty_directory_is_taken(tmp_path):
     create_run(tmp_path, {})
     assert open_run(tmp_path).ranks == []
+
+
+def test_run_json_is_never_seen_half_written(tmp_path, monkeypatch):
+    """A launch may be killed at any call: before its document has a name, or after."""
+    names = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _handle: names.append({path.name for path in tmp_path.iterdir()}))
+        create_run(tmp_path, {})
+    assert "run.json" not in names[0] and {path.name for path in tmp_path.iterdir()} == {"run.json"}
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_a_killed_launch_left_is_no_obstacle(tmp_path, force):
+    for name in ("run.json", "halt.json"):
+        temporary_name(tmp_path / name).write_bytes(b"")
+    create_run(tmp_path, {"command": ["train.py"]}, force=force)
+    assert open_run(tmp_path).info["command"] == ["train.py"]
+
+
+@pytest.mark.parametrize("hard_links", [True, False])
+def test_of_two_launches_in_an_empty_directory_one_gets_it(tmp_path, monkeypatch, hard_links):
+    """The second finds the directory empty, and the first names its document before the second does."""
+
+    def meanwhile(source, target):
+        if not Path(target).exists():
+            monkeypatch.setattr(os, "link", link)
+            create_run(tmp_path, {"command": ["first.py"]})
+        link(source, target)
+
+    link = os.link if hard_links else no_links
+    monkeypatch.setattr(os, "link", meanwhile)
+    with pytest.raises(RunExistsError, match="another run"):
+        create_run(tmp_path, {"command": ["second.py"]})
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    assert open_run(tmp_path).info["command"] == ["first.py"]
+
+
+def no_links(_source, _target):
+    raise OSError(errno.EPERM, "Operation not permitted")
 
 
 @pytest.mark.parametrize("force", [False, True])
