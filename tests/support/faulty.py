@@ -273,6 +273,45 @@ def nan_in_the_batch():
     return train_on(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1)), batch)
 
 
+class Causal(nn.Module):
+    """Attention whose mask is the first infinity of the step; ``behind`` is applied to what its first layer returns."""
+
+    def __init__(self, behind):
+        super().__init__()
+        self.layers, self.behind = nn.ModuleList(nn.Linear(8, 8) for _ in range(2)), behind
+
+    def forward(self, x):
+        mask = torch.full((6, 6), -torch.inf).triu(1)
+        for layer in self.layers:
+            y = layer(x)
+            x = self.behind(x + (y @ y.transpose(-1, -2) + mask).softmax(-1) @ y)
+        return x
+
+
+@fault("PD104", "nonfinite-input-batch", module="")
+def nan_in_a_batch_that_meets_a_mask():
+    torch.manual_seed(0)
+    clock = Clock()
+
+    def batch():
+        x = clock.batch(2, 6, 8)
+        if clock.bad:
+            x[1, 3, 5] = torch.nan
+        return x
+
+    return train_on(Causal(nn.Identity()), batch)
+
+
+@fault("PD101", "log-of-nonpositive", op="log", module="")
+def log_behind_a_mask():
+    torch.manual_seed(0)
+    clock = Clock()
+    return train_on(
+        Causal(lambda x: x + torch.log(x.abs() + 1 - 1e4 * clock.bad)),  # here
+        lambda: clock.batch(2, 6, 8),
+    )
+
+
 @fault("PD104", "nonfinite-input-batch", module="")
 def nan_in_the_target():
     torch.manual_seed(0)

@@ -100,7 +100,7 @@ def _source(source: tuple[int, ...] | External) -> Any:
 
 def origin(done: Examination) -> str:
     """Return the op that made the first non-finite value, or why it is unknown, as the end of a sentence."""
-    first = done.origin
+    first = done.first_harmful
     if first is None:
         return f" ({done.why})" if done.why else ""
     line = first.line or (done.found.call.line if done.found is not None and done.found.call is not None else None)

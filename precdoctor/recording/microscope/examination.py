@@ -66,6 +66,18 @@ class Examination:
             return None
         return self.found.tracer.records[self.slice.origins[0]]
 
+    @property
+    def first_harmful(self) -> OpRecord | None:
+        """The first origin that made more than ``-inf``, else :attr:`origin`; None if that may be a mask.
+
+        A model makes its mask first; if a bad weight or batch was read as well, the mask has done no harm.
+        """
+        if self.found is None or self.slice is None:
+            return None
+        records = self.found.tracer.records
+        harmful = (records[i] for i in self.slice.origins if records[i].bad_out & ~NEG_INF)
+        return next(harmful, None if self.slice.externals else self.origin)
+
 
 @no_anomalies()
 def examine(

@@ -201,12 +201,41 @@ def test_what_was_read_is_called_by_its_name_or_its_role(kind, argument, words):
 def test_a_sum_over_nothing_is_the_end_of_a_mask():
     fill = op(1, "aten.masked_fill.Scalar", tensor(), bad_out=NEG_INF)
     total = op(2, "aten.logsumexp.default", tensor(), bad_out=NEG_INF, makers=((1,),))
+    total = replace(total, bad_in=(NEG_INF,))
     square = op(3, "aten.pow.Tensor_Scalar", tensor(), bad_out=POS_INF, makers=((2,),))
+    square = replace(square, bad_in=(NEG_INF,))
     seen = replace(replay("forward", fill, total, square), origins=(1,), path=(1, 2, 3))
 
     assert culprit_op(seen).op is total
     assert cause_of(seen).name == "softmax-fully-masked"
     assert culprit_op(replace(seen, path=(1, 2))) is None
+
+
+def masked(bad_in):
+    """A mask that the model makes first, and a sum of scores and mask."""
+    mask = op(1, "aten.full.default", bad_out=NEG_INF)
+    total = replace(op(5, "aten.add.Tensor", tensor(), tensor("other"), bad_out=NAN | NEG_INF), bad_in=bad_in)
+    return mask, total
+
+
+def test_a_mask_that_meets_a_nan_of_the_batch_is_not_blamed():
+    reads = replace(op(3, "aten.addmm.default", tensor("mat1"), bad_out=NAN), bad_in=(NAN,))
+    mask, total = masked((NAN, NEG_INF))
+    seen = replay("forward", mask, reads, total, externals=(("batch", "0", 3),))
+    seen = replace(seen, origins=(1,), path=(1, 3, 5))
+
+    assert culprit_op(seen).op is reads
+    assert cause_of(seen).name == "nonfinite-input-batch"
+
+
+@pytest.mark.parametrize("scores", [NAN, NEG_INF | POS_INF], ids=["nan", "infinities"])
+def test_a_mask_that_meets_what_another_op_made_is_not_blamed(scores):
+    logarithm = replace(op(3, "aten.log.default", number("self", -4.0), bad_out=scores), bad_in=(0,))
+    mask, total = masked((scores, NEG_INF))
+    seen = replace(replay("forward", mask, logarithm, total), origins=(1, 3), path=(1, 3, 5))
+
+    assert culprit_op(seen).op is logarithm
+    assert culprit_op(seen).mask is None
 
 
 @pytest.mark.parametrize(
@@ -326,6 +355,7 @@ def test_infinities_of_the_code_are_blamed_on_what_makes_nan_of_them():
     reads = op(4, "aten.minimum.default", infinite("self"), bad_out=POS_INF, makers=(LITERAL,))
     reads = replace(reads, bad_in=(POS_INF,))
     spoils = op(6, "aten.sub.Tensor", infinite("self"), infinite("other"), bad_out=NAN, makers=((4,), (4,)))
+    spoils = replace(spoils, bad_in=(POS_INF, POS_INF))
     seen = replace(replay("forward", reads, spoils, root="", externals=((*LITERAL, 4),)), path=(4, 6))
 
     assert culprit_op(seen).op.index == 6
@@ -336,6 +366,7 @@ def test_infinities_of_the_code_are_blamed_on_what_makes_nan_of_them():
 def test_a_fill_of_infinity_is_blamed_only_where_nothing_makes_nan_of_it(bad_out, blamed):
     fills = op(3, "aten.masked_fill.Scalar", tensor(), bad_out=POS_INF)
     spoils = op(6, "aten.sub.Tensor", infinite("self"), infinite("other"), bad_out=bad_out, makers=((3,), (3,)))
+    spoils = replace(spoils, bad_in=(POS_INF, POS_INF))
     seen = replace(replay("forward", fills, spoils, root=""), origins=(3,), path=(3, 6))
 
     assert culprit_op(seen).op.index == blamed

@@ -133,8 +133,7 @@ def _external_candidate(replay: Replay, op: Op, external: tuple[str, str]) -> Cu
         harmed = op if op.bad_out & NAN else _first_nan(replay, op.index)
         return CulpritOp(harmed, mask=external) if harmed is not None else None
     if external[0] == "argument" and masked:
-        later = (replay.ops[i] for i in replay.path if i >= op.index)
-        harmed = next((o for o in later if o.bad_out & NAN), None)  # not +Inf: the model may negate its mask
+        harmed = _first_nan(replay, op.index - 1)  # not +Inf: the model may negate its mask
         return CulpritOp(harmed, mask=external) if harmed is not None else CulpritOp(op, external=external)
     if external[0] != "argument" and masked and not (_is_worse_than_mask(op) and op.short in _ARITHMETIC):
         harmed = op if _is_worse_than_mask(op) else _turning_point(replay, op.index)
@@ -145,22 +144,31 @@ def _external_candidate(replay: Replay, op: Op, external: tuple[str, str]) -> Cu
 def _turning_point(replay: Replay, after: int) -> Op | None:
     """The first op after index ``after`` that turns a mask into NaN or +Inf, or is a ``logsumexp`` of masks only.
 
-    None if no later result holds more than ``-inf``.
+    None if no later op makes more than ``-inf`` of operands with nothing worse: a mask that meets a NaN, or an infinity
+    from elsewhere, is not the cause.
     """
     later = [replay.ops[i] for i in replay.path if i > after]
-    if not any(map(_is_worse_than_mask, later)):
+    if not any(map(_harmed_by_mask, later)):
         return None
-    return next(op for op in later if _is_worse_than_mask(op) or (op.short == "logsumexp" and op.bad_out))
+    return next(op for op in later if _harmed_by_mask(op) or (op.short == "logsumexp" and op.bad_out))
 
 
 def _first_nan(replay: Replay, after: int) -> Op | None:
     """The first op after index ``after`` that made a NaN of infinities; None if none did."""
-    return next((replay.ops[i] for i in replay.path if i > after and replay.ops[i].bad_out & NAN), None)
+    later = (replay.ops[i] for i in replay.path if i > after)
+    return next(
+        (op for op in later if op.bad_out & NAN and any(op.bad_in) and not any(b & NAN for b in op.bad_in)), None
+    )
 
 
 def _is_worse_than_mask(op: Op) -> bool:
     """Whether a result of the op holds NaN or +Inf, so that it is no mask."""
     return bool(op.bad_out & (NAN | POS_INF))
+
+
+def _harmed_by_mask(op: Op) -> bool:
+    """Whether the op made NaN or +Inf of ``-inf``, and read nothing worse."""
+    return _is_worse_than_mask(op) and any(op.bad_in) and all(bad in (0, NEG_INF) for bad in op.bad_in)
 
 
 def culprit_phase(view: RunView, replay: Replay, at: CulpritOp) -> Phase:
