@@ -229,6 +229,47 @@ def an_overflow_that_leaves_as_minus_infinity():
     return train_on(net, lambda: clock.batch(4, 8), loss=lambda out: (out - out.mean()).square().mean())
 
 
+class Adjoint(torch.autograd.Function):
+    """What an ODE's state becomes in a hundred steps, with the gradients of one step of that length."""
+
+    @staticmethod
+    def forward(ctx, slope, x, *_weights):
+        ctx.slope = slope
+        ctx.save_for_backward(x)
+        for step in range(100):
+            x = x + 0.01 * slope(step / 100, x)
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        with torch.enable_grad():
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            made = x + ctx.slope(0.0, x)
+        return None, *torch.autograd.grad(made, (x, *ctx.slope.parameters()), grad)
+
+
+@fault("PD101", "log-of-nonpositive", op="log", module="")
+def adjoint_of_an_ode():
+    torch.manual_seed(0)
+    clock = Clock()
+
+    class Slope(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, time, x):
+            y = torch.tanh(self.fc(x))
+            return torch.log(y - 1) if clock.bad and time > 0.9 else y  # here
+
+    slope = Slope()
+
+    def loss():
+        return Adjoint.apply(slope, clock.batch(8, 4), *slope.parameters()).square().mean()
+
+    return Trained(fit(slope, torch.optim.AdamW(slope.parameters(), 1e-3), loss, steps=5), [slope])
+
+
 @fault("PD101", "softmax-fully-masked", op="_softmax", module="layers.1")
 def one_row_masked_away():
     torch.manual_seed(0)

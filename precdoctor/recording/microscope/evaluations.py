@@ -21,7 +21,8 @@ from precdoctor.recording.ops.tensor_facts import NEG_INF, POS_INF, badness
 from precdoctor.recording.process import attach
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
-from precdoctor.recording.scene.step_snapshot import RootCall, Scene
+from precdoctor.recording.scene.root_call import RootCall
+from precdoctor.recording.scene.step_snapshot import Scene
 from precdoctor.recording.slots.deferred import is_capturing
 from precdoctor.recording.steps.sentinel import amax, largest
 

@@ -19,8 +19,9 @@ from precdoctor.recording.model.module_names import Names, unwrap
 from precdoctor.recording.ops.op_facts import Spot, Wanted
 from precdoctor.recording.ops.tensor_facts import NEG_INF, badness, describe
 from precdoctor.recording.process import attach
+from precdoctor.recording.scene.root_call import RootCall
 from precdoctor.recording.scene.state_restore import Attributes, RandomState, no_anomalies
-from precdoctor.recording.scene.step_snapshot import RootCall, Scene
+from precdoctor.recording.scene.step_snapshot import Scene
 
 #: Maximum number of arguments of a root call that are reported.
 _MAX_ARGUMENTS = 8

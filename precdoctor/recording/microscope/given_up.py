@@ -36,7 +36,8 @@ from precdoctor.recording.process.fatal_exception import calls_left, tells_of_no
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.scene.loss_code import LossCode
-from precdoctor.recording.scene.step_snapshot import RootCall, Scene
+from precdoctor.recording.scene.root_call import RootCall
+from precdoctor.recording.scene.step_snapshot import Scene
 from precdoctor.recording.slots.step_batch import looks_like_a_scale
 from precdoctor.recording.steps.sentinel import amax, gradients_of, largest
 

@@ -8,7 +8,8 @@ from precdoctor.recording.microscope import event_rows, examination
 from precdoctor.recording.microscope.live import LiveTrace
 from precdoctor.recording.process import attach
 from precdoctor.recording.recorder.step_context import StepContext
-from precdoctor.recording.scene.step_snapshot import RootCall, Scene
+from precdoctor.recording.scene.root_call import RootCall
+from precdoctor.recording.scene.step_snapshot import Scene
 
 #: Maximum number of incidents examined per process: a broken run repeats them.
 MAX_EXAMINED: Final = 4

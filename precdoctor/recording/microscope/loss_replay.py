@@ -30,8 +30,9 @@ from precdoctor.recording.ops.dispatched_ops import storage_key, take_gradients
 from precdoctor.recording.ops.tensor_facts import NEG_INF, badness, describe
 from precdoctor.recording.process import attach
 from precdoctor.recording.scene.loss_graph import Leaf, LossGraph, LossNode
+from precdoctor.recording.scene.root_call import RootCall
 from precdoctor.recording.scene.state_restore import Autocast
-from precdoctor.recording.scene.step_snapshot import RootCall, Scene
+from precdoctor.recording.scene.step_snapshot import Scene
 
 _WRAPPED = 1 << 63
 _UNSEEN = External("constant")

@@ -21,8 +21,8 @@ from precdoctor.recording.ops.tensor_facts import NEG_INF, badness
 from precdoctor.recording.process import attach
 from precdoctor.recording.scene.compiled_function import CompiledFunction
 from precdoctor.recording.scene.loss_graph import GradCall
+from precdoctor.recording.scene.root_call import RootCall
 from precdoctor.recording.scene.state_restore import Attributes, Autocast, buffers_aside, without_hooks
-from precdoctor.recording.scene.step_snapshot import RootCall
 
 
 @dataclass

@@ -18,7 +18,7 @@ from precdoctor.recording.ops.dispatched_ops import is_compiled_graph
 
 if TYPE_CHECKING:
     from precdoctor.recording.fp8.cast_scope import Call
-    from precdoctor.recording.scene.step_snapshot import RootCall
+    from precdoctor.recording.scene.root_call import RootCall
 
 
 class CallMode:

@@ -233,7 +233,7 @@ class ForwardHooks:
             recorder.trace.root_called(frame.module, root, {**dict(enumerate(args)), **keyword_arguments()})
         if not self._scene.enabled:
             return
-        if frame.mode.phase and torch.is_grad_enabled():
+        if frame.mode.phase and (torch.is_grad_enabled() or frame.mode.delegated):
             frame.kept = self._scene.enter(frame.module, root, args, arguments_of_call()[1])
         else:
             evaluates = frame.mode is EVALUATES

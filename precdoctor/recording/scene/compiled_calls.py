@@ -25,7 +25,8 @@ from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.scene.compiled_function import CompiledFunction, reads_of, runs_again, trains
 from precdoctor.recording.scene.loss_code import LossCode
-from precdoctor.recording.scene.step_snapshot import RootCall, Scene
+from precdoctor.recording.scene.root_call import RootCall
+from precdoctor.recording.scene.step_snapshot import Scene
 
 #: Name of the Dynamo function that enters the context and calls the compiled function: in current torch, in torch 2.6.
 _WRAPPERS = frozenset(("compile_wrapper", "_fn"))

@@ -28,7 +28,8 @@ from precdoctor.recording.scene import saved_hooks
 from precdoctor.recording.scene.compiled_function import CompiledFunction
 from precdoctor.recording.scene.line_notes import HOOKED, LineNotes, note_on
 from precdoctor.recording.scene.loss_graph import Leaf, LossGraph, OwnFunction, RawNode
-from precdoctor.recording.scene.step_snapshot import RootCall, Scene
+from precdoctor.recording.scene.root_call import RootCall
+from precdoctor.recording.scene.step_snapshot import Scene
 
 #: Maximum number of nodes kept per backward pass, and of those without our note; each takes about 10 us.
 _MAX_NODES, _MAX_FOREIGN = 384, 24

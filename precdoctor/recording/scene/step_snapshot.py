@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -18,12 +17,13 @@ from precdoctor.recording import kernels
 from precdoctor.recording.kernels.outside_user_modes import detached, modes_open
 from precdoctor.recording.model import object_copies, static, tensor_leaves
 from precdoctor.recording.model.module_names import unwrap
-from precdoctor.recording.ops.source_lines import Line, innermost_user_line
+from precdoctor.recording.ops.source_lines import innermost_user_line
 from precdoctor.recording.process import memory_limits
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.scene.deliveries import Deliveries
 from precdoctor.recording.scene.first_call import FirstCall, TopLevel
+from precdoctor.recording.scene.root_call import RootCall
 from precdoctor.recording.scene.state_restore import Autocast, RandomState
 from precdoctor.recording.slots.deferred import is_capturing
 
@@ -41,73 +41,6 @@ _BASE: Any = torch._C.TensorBase
 _MAKER = _BASE.grad_fn.__get__
 #: Names of the first positional arguments.
 _NAMES = tuple(map(str, range(16)))
-
-
-@dataclass(eq=False)
-class RootCall:
-    """One call of a top-level module in training."""
-
-    module: nn.Module
-    root: str
-    micro_step: int
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    #: Name, tensor and version counter at the call of each tensor leaf of the arguments.
-    versions: list[tuple[str, Tensor, int]]
-    random: RandomState
-    autocast: tuple[Autocast, ...]
-    #: Whether the module has parameters; loss modules have none.
-    parametric: bool
-    #: Source line of the call in the user's code.
-    line: Line | None
-    #: Whether ``module`` is a copy made by :func:`_stand_in`.
-    stand_in: bool = False
-    #: In ``torch.func.functional_call``: the tensors used in place of the parameters, by name.
-    bound: Mapping[str, Tensor] = field(default_factory=dict)
-    #: Names in ``bound`` whose tensors the step has computed: by an inner loop, or a network that outputs weights.
-    computed: frozenset[str] = frozenset()
-    #: Buffers that forward passes write to: copies from before the call, by ``id`` of the buffer.
-    buffers: Mapping[int, Tensor] = field(default_factory=dict)
-    #: Names of parameters that forward passes write to; the state before the module's first call, if this was it.
-    writes: frozenset[str] = frozenset()
-    first: FirstCall | None = None
-    #: On later calls: copies of the parameters named in ``writes``, from before the call.
-    before: Mapping[str, Tensor] = field(default_factory=dict)
-    #: Output leaves with their version counters, and the gradients that ``backward`` computed for them, by name.
-    outputs: list[tuple[str, Tensor, int]] = field(default_factory=list)
-    gradients: dict[str, Tensor] = field(default_factory=dict)
-    #: Whether it has returned: false while it runs, and if it raised.
-    returned: bool = False
-    #: Outputs whose gradient did not fit into the scene memory; a replay of the loss code may compute it again.
-    lost: set[str] = field(default_factory=set)
-    #: Output gradients in each call of ``torch.autograd.grad``, by the number of that call in the step.
-    grad_call_gradients: dict[int, dict[str, Tensor]] = field(default_factory=dict)
-    #: Autograd node behind each output: its sequence number, and the index of the output among the node's outputs.
-    makers: dict[str, tuple[int, int]] = field(default_factory=dict)
-    #: Graphs of the arguments that code between another top-level module and this call has computed.
-    graphs: list[LossGraph] = field(default_factory=list)
-    #: Facts about the module that hold for all its calls.
-    top_level: TopLevel | None = None
-    #: Objects other than modules whose attributes a replay may write to.
-    owners: tuple[object, ...] = ()
-
-    @property
-    def prepares_data(self) -> bool:
-        """Whether nothing in it is trained and no gradient reaches it, as in a torchvision transform called per sample.
-
-        Such a call can be dropped: its result is an argument of another call and kept there.
-        """
-        return self.stand_in and not self.makers
-
-    @property
-    def has_gradient(self) -> bool:
-        """Whether a backward pass or ``torch.autograd.grad`` has reached an output."""
-        return bool(self.gradients or self.lost or self.grad_call_gradients)
-
-    @property
-    def changed(self) -> list[str]:
-        """Names of arguments written to since the call began."""
-        return [name for name, x, version in self.versions if tensor_leaves.version(x) != version]
 
 
 class Scene:
@@ -168,19 +101,15 @@ class Scene:
         """Keep a call of a top-level module in training; return None if it is not kept."""
         if self._context.current.step != self._step:
             self.begin_step_if_new()
-        if self.refused is not None:
-            return None
-        if is_capturing():
-            self._refuse("a CUDA graph was captured in the step")
-            return None
-        if _functorch_level() is not None:
-            self.transformed = True  # not a refusal: the loss code around the call can still be examined
+        if not self._keeps_calls():
             return None
         if len(self.calls) >= _MAX_CALLS:
-            self._drop_data_calls()
+            self._make_room()
         top_level = self._top_levels.get(module) or self._top_levels.put(module, TopLevel(module))
         if top_level.why_not is not None or len(self.calls) >= _MAX_CALLS:
             self._refuse(top_level.why_not or f"the step calls top-level modules more than {_MAX_CALLS} times")
+            return None
+        if (without_gradients := not torch.is_grad_enabled()) and not self.has_room((args, kwargs)):
             return None
         given_as, first = (args, kwargs), top_level.first(module)
         stand_in = _stand_in(module) if first is None else None
@@ -197,6 +126,7 @@ class Scene:
             first is not None,
             innermost_user_line(),
             stand_in=stand_in is not None,
+            without_gradients=without_gradients,
         )
         if first is not None and not issubclass(type(first), nn.Parameter):
             keep = _copied if self._copying else _without_graph
@@ -220,9 +150,28 @@ class Scene:
         self.calls.append(call)
         return call
 
-    def _drop_data_calls(self) -> None:
-        """Release the calls that only prepare data, because too many calls are kept."""
+    def _keeps_calls(self) -> bool:
+        """Return whether a call that begins now may be kept; refuse the step if a CUDA graph is captured."""
+        if self.refused is not None:
+            return False
+        if is_capturing():
+            self._refuse("a CUDA graph was captured in the step")
+            return False
+        if _functorch_level() is not None:
+            self.transformed = True  # not a refusal: the loss code around the call can still be examined
+            return False
+        return True
+
+    def _make_room(self) -> None:
+        """Release calls, because too many are kept: those that only prepare data, or the older half without gradients.
+
+        An ODE solver calls its function hundreds of times, and ends soon after a value that is not finite.
+        """
         self.calls = [call for call in self.calls if not call.prepares_data]
+        if len(self.calls) >= _MAX_CALLS:
+            free = [call for call in self.calls if call.without_gradients]
+            released = set(map(id, free[: (len(free) + 1) // 2]))
+            self.calls = [call for call in self.calls if id(call) not in released]
         if len(self.calls) >= _MAX_CALLS:
             self.when_full()
 

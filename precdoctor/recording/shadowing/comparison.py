@@ -14,8 +14,8 @@ from precdoctor.recording.microscope.replay import copied_arguments, eager, grad
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Names, unwrap
 from precdoctor.recording.ops.dispatched_ops import take_gradients
+from precdoctor.recording.scene.root_call import RootCall
 from precdoctor.recording.scene.state_restore import Autocast, buffers_aside, without_hooks
-from precdoctor.recording.scene.step_snapshot import RootCall
 from precdoctor.recording.shadowing import wide_replay
 from precdoctor.recording.shadowing.relative_errors import Layer, relative_l2
 from precdoctor.recording.shadowing.replay_walks import AllTheWay, Gradients, PieceByPiece, Reduced, Walk, wider

@@ -16,8 +16,9 @@ from precdoctor.recording.ops.source_lines import line_columns
 from precdoctor.recording.ops.tensor_facts import dtype_name
 from precdoctor.recording.process import attach
 from precdoctor.recording.recorder.step_context import StepContext
+from precdoctor.recording.scene.root_call import RootCall
 from precdoctor.recording.scene.state_restore import Attributes, RandomState
-from precdoctor.recording.scene.step_snapshot import RootCall, Scene
+from precdoctor.recording.scene.step_snapshot import Scene
 from precdoctor.recording.shadowing.comparison import Compared, compare
 from precdoctor.recording.shadowing.wide_replay import RefusedError
 
