@@ -94,11 +94,27 @@ def culprit_op(replay: Replay) -> CulpritOp | None:
             candidate = _external_candidate(replay, op, (kind, name))
             candidates += [candidate] if candidate is not None else []
     first = min(candidates, key=lambda candidate: candidate.op.index, default=None)
-    unknown = [index for kind, _, index in replay.externals if kind == _UNKNOWN_KIND]
-    unknown += [i for i in replay.origins if _only_passes_on(replay.ops[i])]
-    if first is None or min(unknown, default=math.inf) <= first.op.index:
+    if first is None or min(_undecided(replay), default=math.inf) <= first.op.index:
         return None
     return None if first.external is None and _only_passes_on(first.op) else first
+
+
+def _undecided(replay: Replay) -> list[int]:
+    """The indices of ops that may only have passed a non-finite value on, because the replay lacks what they read."""
+    unknown = [index for kind, _, index in replay.externals if kind == _UNKNOWN_KIND]
+    return unknown + [i for i in replay.origins if _only_passes_on(replay.ops[i])]
+
+
+def first_seen(view: RunView, process: Process, step: int) -> Op | None:
+    """The op of a step whose result is the first that the replay knows to be non-finite, where none is the culprit.
+
+    It made the value, or read it from code that the replay does not reach. None if the op's line is not in the log.
+    """
+    replay = replay_at(view, process, step)
+    if replay is None or replay.outcome != "origin" or culprit_op(replay) is not None:
+        return None
+    op = replay.ops.get(min(_undecided(replay), default=-1))
+    return op if op is not None and op.source is not None else None
 
 
 def _only_passes_on(op: Op) -> bool:

@@ -214,6 +214,8 @@ class Incident:
     #: The ranks that reported the incident.
     ranks: tuple[int, ...] = ()
     culprit: Culprit | None = None
+    #: Without a culprit: the op whose result is the first that the replay knows to be non-finite; it may have read that.
+    first_seen: Op | None = None
     #: Steps at which the same incident began.
     occurrences: tuple[int, ...] = ()
     #: Steps of later, not fully recorded incidents that are probably this one again.
@@ -277,6 +279,18 @@ class Incident:
     def unseen_words(self) -> str:
         """``, unseen by the loss`` if the poisoned tensor made no loss or gradient non-finite; else empty."""
         return ", unseen by the loss" if self.shown_at is None else ""
+
+    @property
+    def first_seen_words(self) -> str:
+        """A sentence on the op whose result is the first known to be non-finite; empty without one."""
+        if (op := self.first_seen) is None:
+            return ""
+        held = next((result.count_words() for result in op.results if result.bad), "non-finite values")
+        lacking = " and ".join(f"`{name}`" for name in op.unknown) or "its operands"
+        return (
+            f" The replay sees it first in the result of {op.name}{at_line(op.source)}: {held}. It could not compute "
+            f"{lacking}, so the value may come from there."
+        )
 
     @property
     def headroom_words(self) -> str:

@@ -19,7 +19,7 @@ from precdoctor.diagnosis.analyses.origin import Origin, Reference, locate_backw
 from precdoctor.diagnosis.analyses.replays import replay_at
 from precdoctor.diagnosis.claims.finding import Phase
 from precdoctor.diagnosis.families.nonfinite.bad_steps import GRADIENTS, incident_steps
-from precdoctor.diagnosis.families.nonfinite.culprit import culprit_at, flushed_eps, settings_words
+from precdoctor.diagnosis.families.nonfinite.culprit import culprit_at, first_seen, flushed_eps, settings_words
 from precdoctor.diagnosis.families.nonfinite.incident import UNKNOWN, Cause, Incident
 from precdoctor.diagnosis.families.nonfinite.merged_incidents import merged_over_ranks_and_time, without_consequences
 from precdoctor.diagnosis.families.nonfinite.tensor_causes import backward_cause, forward_cause
@@ -207,7 +207,7 @@ def _find_incident(at: _Step) -> Incident | None:
     base = _row_incident(at)
     culprit = culprit_at(at.view, at.process, at.number)
     if culprit is None:
-        return base
+        return base and replace(base, first_seen=first_seen(at.view, at.process, at.number))
     in_optimizer = culprit.replay.phase == "optimizer"
     if base is not None and base.how == "start":
         if culprit.op.phase != "forward" or culprit.external is not None:
