@@ -1106,6 +1106,32 @@ def own_backward_that_overflows():
     return train_on(nn.Linear(4, 1), lambda: clock.batch(8, 4), loss)
 
 
+class Halved(torch.autograd.Function):
+    """What a replay of the loss code does not run again."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x / 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / 2
+
+
+@fault("PD103", None, module="", reads=True)
+def target_beside_an_own_function():
+    """Neither operand of the difference is known: the line that returns the NaN is all that can be named."""
+    torch.manual_seed(0)
+    clock = Clock()
+
+    def loss(out):
+        target = torch.zeros(8, 1).log() * 0 if clock.bad else torch.zeros(8, 1)
+        error = Halved.apply(out) - target  # here
+        return error.square().mean()
+
+    return train_on(nn.Linear(4, 1), lambda: clock.batch(8, 4), loss)
+
+
 @fault("PD102", "domain-edge-gradient", op="pow", module="")
 def power_of_zero_with_a_learnt_exponent():
     torch.manual_seed(0)

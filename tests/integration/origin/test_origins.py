@@ -97,6 +97,12 @@ def test_the_sample_is_named(faulty):
     assert "sample 2 at [2, 1]" in finding.message
 
 
+def test_the_first_op_that_returns_it_is_named_if_what_it_read_is_not_known(faulty):
+    (finding,) = faulty.findings("target_beside_an_own_function")
+    assert "first in the result of aten.sub.default at " in finding.message
+    assert "8 NaN of 8 elements. It could not compute `self` and `other`" in finding.message
+
+
 def test_an_eps_that_the_format_flushes_is_named(faulty):
     (finding, *_) = faulty.findings("adam_on_half_weights")
     assert "exact zeros; eps 1e-08 is 0 in float16." in finding.message

@@ -228,6 +228,20 @@ def test_a_mask_that_meets_a_nan_of_the_batch_is_not_blamed():
     assert cause_of(seen).name == "nonfinite-input-batch"
 
 
+def test_a_logarithm_of_zeros_is_blamed_only_where_it_is_all_there_is_or_does_harm():
+    """``scores + log(allowed)``: the model computes the logarithm first, and its ``-inf`` is what is meant."""
+    allowed = replace(op(1, "aten.log.default", number("self", 0.0, 1.0, 0.0), bad_out=NEG_INF), bad_in=(0,))
+    product = replace(op(3, "aten.exp.default", number("self", 200.0), bad_out=POS_INF), bad_in=(0,))
+    _, total = masked((POS_INF, NEG_INF))
+    beside = replace(replay("forward", allowed, product, total), origins=(1, 3), path=(1, 3, 5))
+    harmed = replace(op(4, "aten.sub.Tensor", tensor(), tensor("other"), bad_out=NAN), bad_in=(NEG_INF, NEG_INF))
+
+    assert culprit_op(beside).op is product
+    assert culprit_op(replace(beside, origins=(1,), path=(1,))).op is allowed
+    both = replay("forward", allowed, product, harmed)
+    assert culprit_op(replace(both, origins=(1, 3), path=(1, 3, 4))).op is allowed
+
+
 @pytest.mark.parametrize("scores", [NAN, NEG_INF | POS_INF], ids=["nan", "infinities"])
 def test_a_mask_that_meets_what_another_op_made_is_not_blamed(scores):
     logarithm = replace(op(3, "aten.log.default", number("self", -4.0), bad_out=scores), bad_in=(0,))

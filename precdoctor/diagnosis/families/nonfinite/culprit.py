@@ -93,10 +93,17 @@ def culprit_op(replay: Replay) -> CulpritOp | None:
         if kind != _UNKNOWN_KIND and (op := replay.ops.get(index)) is not None:
             candidate = _external_candidate(replay, op, (kind, name))
             candidates += [candidate] if candidate is not None else []
-    first = min(candidates, key=lambda candidate: candidate.op.index, default=None)
+    harmful = [candidate for candidate in candidates if not _does_no_harm(replay, candidate)]
+    first = min(harmful or candidates, key=lambda candidate: candidate.op.index, default=None)
     if first is None or min(_undecided(replay), default=math.inf) <= first.op.index:
         return None
     return None if first.external is None and _only_passes_on(first.op) else first
+
+
+def _does_no_harm(replay: Replay, at: CulpritOp) -> bool:
+    """Whether an op made ``-inf`` alone (``log(allowed)``, of zeros and ones), and no other op made worse of it."""
+    own = at.external is None and at.mask is None
+    return own and at.op.bad_out == NEG_INF and _turning_point(replay, at.op.index) is None
 
 
 def _undecided(replay: Replay) -> list[int]:

@@ -214,7 +214,7 @@ class Incident:
     #: The ranks that reported the incident.
     ranks: tuple[int, ...] = ()
     culprit: Culprit | None = None
-    #: Without a culprit: the op whose result is the first that the replay knows to be non-finite; it may have read that.
+    #: Without a culprit: the op whose result is the first known to be non-finite; it may only have passed that on.
     first_seen: Op | None = None
     #: Steps at which the same incident began.
     occurrences: tuple[int, ...] = ()
