@@ -77,6 +77,13 @@ def unreached() -> Training:
     return run
 
 
+def moved_by_something_else() -> Training:
+    """It shares its memory with a weight that the optimizer moves, or is an average of others."""
+    run = unreached()
+    run.change(lambda row: row.update(fingerprint=int(row["step"])), kind="weight")
+    return run
+
+
 def written_by_hand() -> Training:
     """Its gradient is computed apart and written to `grad`, as schedules of pipeline stages do: no hook sees it."""
     run = Training()
@@ -347,6 +354,7 @@ HEALTHY = {
         frozen,
         idle_at_the_end,
         margins_met,
+        moved_by_something_else,
         rate_zero,
         too_short,
         written_by_hand,

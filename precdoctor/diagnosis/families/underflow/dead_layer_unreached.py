@@ -10,7 +10,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import named, plural
-from precdoctor.diagnosis.survey.frames import firsts, groups
+from precdoctor.diagnosis.survey.frames import PARAMETER, firsts, groups, parameters
 from precdoctor.diagnosis.survey.rows import Parameter, dotted
 from precdoctor.diagnosis.survey.view import RunView
 
@@ -20,7 +20,8 @@ def find_unreached(
 ) -> dict[Parameter, str]:
     """The trainable weight matrices that never got a gradient, each with the class of its module.
 
-    Their module ran on at least ``least`` of the steps, in a root whose other weights were trained.
+    Their module ran on at least ``least`` of the steps, in a root whose other weights were trained. Left out are
+    weights that move all the same: an average of other weights, or one that shares their memory.
     """
     trained = {root for root, _, _ in gradients}
     reached = {(root, module) for root, module, _ in gradients} | _stepped_modules(view, steps)
@@ -28,14 +29,23 @@ def find_unreached(
     rows = rows[rows["phase"] == "train"]
     rows = rows.iloc[firsts(groups(rows, ("root", "module", "step")))]
     runs = Counter(zip(rows["root"], rows["module"], strict=True))
+    moved = _moved_weights(view, steps)
     found: dict[Parameter, str] = {}
     for process in view.processes:
         for place, p in recorded_parameters(view, process):
             layer = place[:2]
             unreached = place[0] in trained and layer not in reached and runs[layer] >= least
-            if unreached and p.get("requires_grad") and len(p.get("shape") or ()) >= 2:
+            if unreached and place not in moved and p.get("requires_grad") and len(p.get("shape") or ()) >= 2:
                 found[place] = view.module_classes.get(layer, "")
     return found
+
+
+def _moved_weights(view: RunView, steps: Sequence[int]) -> set[Parameter]:
+    """The weights whose bits differ between steps of a process."""
+    rows = view.measured((), ("weight",), columns=("fingerprint",), steps=steps)
+    rows = rows[rows["fingerprint"].notna()].drop_duplicates(["rank", "attempt", *PARAMETER, "fingerprint"])
+    seen = rows.duplicated(["rank", "attempt", *PARAMETER])
+    return set(parameters(rows[seen]))
 
 
 def _stepped_modules(view: RunView, steps: Sequence[int]) -> set[tuple[str, str]]:
