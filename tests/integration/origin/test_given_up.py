@@ -275,3 +275,29 @@ def test_a_loss_whose_backward_pass_has_run_is_not_told_again_as_the_run_ends(tm
     done = record(tmp_path, "--strict", "--", *warm(script(tmp_path, "plain.py", textwrap.dedent(code))))
     assert done.status == 0, done.err
     assert [line.split(":")[0] for line in done.said if line.startswith("step ")] == ["step 2"]
+
+
+@pytest.mark.parametrize("fault", [True, False])
+def test_a_script_that_mends_its_gradients_is_told_of_them_and_of_a_loss_that_fails_by_itself(tmp_path, fault):
+    code = """
+        import sys
+        import torch
+        torch.manual_seed(0)
+        net = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+        for step in range(8):
+            out = net(torch.rand(3, 4))
+            length = torch.where(out > 9, (out - out.detach()).square().sum(1, keepdim=True).sqrt(), 0.1)
+            loss = (out.exp() - (9.0 if step == 5 and sys.argv[1] == "True" else 0.0)).log().mean() + length.mean()
+            optimizer.zero_grad()
+            loss.backward()
+            for p in net.parameters():
+                p.grad.nan_to_num_()
+            optimizer.step()
+    """
+    done = record(tmp_path, "--strict", "--", *warm(script(tmp_path, "mends.py", textwrap.dedent(code)), str(fault)))
+    assert done.status == 0, done.err
+    found = {(f.code, f.location.step, f.cause) for f in told(done)}
+    loss = {("PD103", 5, "log-of-nonpositive")} if fault else set()
+    assert {f for f in found if f[0] == "PD103"} == loss
+    assert {(code, step) for code, step, _ in found - loss} == {("PD102", 0)}

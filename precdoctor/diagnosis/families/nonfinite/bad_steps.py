@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 
 from precdoctor.diagnosis.analyses.healthy_steps import is_well, reference_of
 from precdoctor.diagnosis.analyses.origin import suspicious
-from precdoctor.diagnosis.analyses.replays import poisoned_steps, replayed_steps
+from precdoctor.diagnosis.analyses.replays import poisoned_steps, replay_at, replayed_steps
 from precdoctor.diagnosis.families.nonfinite.culprit import culprit_at
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TRIGGER_KINDS, number
 from precdoctor.diagnosis.survey.step_facts import StepFacts
@@ -46,6 +47,29 @@ def _incident_steps(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
         if steps and not steps[-1].complete and steps[-1].step not in by_step and _is_bad_end(view, process, steps[-1]):
             by_step[steps[-1].step] = frozenset({"output"})
     return {p: dict(sorted(m.items())) for p, m in kinds.items()}
+
+
+def episodes(
+    view: RunView, process: Process, order: Sequence[int], bad_steps: Mapping[int, frozenset[str]]
+) -> Iterator[Sequence[int]]:
+    """Yield the consecutive bad steps of a process, divided where the loss fails beside the gradients.
+
+    A script that mends its gradients (``nan_to_num_``) has bad steps all along. Its loss fails for a reason of its own
+    if all that the step before left is finite.
+
+    Args:
+        order: all steps of the process.
+        bad_steps: its bad steps, with the kinds of their non-finite tensors.
+    """
+    for bad, group in groupby(order, bad_steps.__contains__):
+        steps = list(group)
+        first = next((i for i, step in enumerate(steps) if bad and "loss" in bad_steps[step]), 0)
+        replay = replay_at(view, process, steps[first]) if first else None
+        if replay is not None and replay.finite_before:
+            yield steps[:first]
+            steps = steps[first:]
+        if bad:
+            yield steps
 
 
 def _recorded_kinds(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:

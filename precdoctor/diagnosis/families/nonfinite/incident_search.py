@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import islice
 from typing import Any
 
 from precdoctor.diagnosis.analyses.healthy_steps import is_well, reference_of
@@ -18,7 +18,7 @@ from precdoctor.diagnosis.analyses.op_facts import BadSetting, Replay
 from precdoctor.diagnosis.analyses.origin import Origin, Reference, locate_backward, locate_forward, suspicious
 from precdoctor.diagnosis.analyses.replays import replay_at
 from precdoctor.diagnosis.claims.finding import Phase
-from precdoctor.diagnosis.families.nonfinite.bad_steps import GRADIENTS, incident_steps
+from precdoctor.diagnosis.families.nonfinite.bad_steps import GRADIENTS, episodes, incident_steps
 from precdoctor.diagnosis.families.nonfinite.culprit import culprit_at, first_seen, flushed_eps, settings_words
 from precdoctor.diagnosis.families.nonfinite.incident import UNKNOWN, Cause, Incident
 from precdoctor.diagnosis.families.nonfinite.merged_incidents import merged_over_ranks_and_time, without_consequences
@@ -63,9 +63,8 @@ def _process_incidents(view: RunView, process: Process) -> list[Incident]:
     """The incidents of one process in order of step, without those that follow from an earlier one."""
     bad_steps = incident_steps(view).get(process, {})
     order = [f.step for f in view.timeline.get(process, ())] or sorted(bad_steps)
-    episodes = [list(steps) for bad, steps in groupby(order, bad_steps.__contains__) if bad]
     found = []
-    for episode in episodes[:MAX_INCIDENTS]:
+    for episode in islice(episodes(view, process, order, bad_steps), MAX_INCIDENTS):
         incident = _find_incident(_Step(view, process, episode[0], bad_steps))
         if incident is not None:
             found.append(_with_outcome(view, incident, episode, bad_steps, order))
