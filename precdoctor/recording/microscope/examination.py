@@ -69,15 +69,20 @@ class Examination:
 
     @property
     def first_harmful(self) -> OpRecord | None:
-        """The first origin that made more than ``-inf``, else :attr:`origin`; None if that may be a mask.
+        """The first origin whose result is no mask, else :attr:`origin`, or None if a bad weight or batch was read too.
 
-        A model makes its mask first; if a bad weight or batch was read as well, the mask has done no harm.
+        A model makes its mask first, and a mask that meets something worse has done no harm.
         """
         if self.found is None or self.slice is None:
             return None
-        records = self.found.tracer.records
-        harmful = (records[i] for i in self.slice.origins if records[i].bad_out & ~NEG_INF)
-        return next(harmful, None if self.slice.externals else self.origin)
+        origins = (self.found.tracer.records[i] for i in self.slice.origins)
+        return next((o for o in origins if not _may_be_a_mask(o)), None if self.slice.externals else self.origin)
+
+
+def _may_be_a_mask(record: OpRecord) -> bool:
+    """Return whether an op's result holds ``-inf`` only, and would in FP64: it is no overflow."""
+    reference = record.facts.get("reference") or {"neg_inf": 1}
+    return record.bad_out == NEG_INF and any(reference.get(kind) for kind in ("nan", "pos_inf", "neg_inf"))
 
 
 @no_anomalies()

@@ -238,6 +238,8 @@ def test_a_logarithm_of_zeros_is_blamed_only_where_it_is_all_there_is_or_does_ha
 
     assert culprit_op(beside).op is product
     assert culprit_op(replace(beside, origins=(1,), path=(1,))).op is allowed
+    overflows = replace(allowed, name="aten.sinh.default", reference=tensor("out"))
+    assert culprit_op(replace(beside, ops={**beside.ops, 1: overflows})).op is overflows
     both = replay("forward", allowed, product, harmed)
     assert culprit_op(replace(both, origins=(1, 3), path=(1, 3, 4))).op is allowed
 

@@ -101,9 +101,10 @@ def culprit_op(replay: Replay) -> CulpritOp | None:
 
 
 def _does_no_harm(replay: Replay, at: CulpritOp) -> bool:
-    """Whether an op made ``-inf`` alone (``log(allowed)``, of zeros and ones), and no other op made worse of it."""
+    """Whether an op made ``-inf`` alone, in FP64 too (``log`` of a mask), and no other op made worse of it."""
+    meant = at.op.bad_out == NEG_INF and not at.op.finite_in_fp64
     own = at.external is None and at.mask is None
-    return own and at.op.bad_out == NEG_INF and _turning_point(replay, at.op.index) is None
+    return own and meant and _turning_point(replay, at.op.index) is None
 
 
 def _undecided(replay: Replay) -> list[int]:
