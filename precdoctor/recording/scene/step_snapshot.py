@@ -101,7 +101,8 @@ class Scene:
         """Keep a call of a top-level module in training; return None if it is not kept."""
         if self._context.current.step != self._step:
             self.begin_step_if_new()
-        if not self._keeps_calls():
+        if self.refused is not None or is_capturing() or _functorch_level() is not None:
+            self._note_unkept()
             return None
         if len(self.calls) >= _MAX_CALLS:
             self._make_room()
@@ -150,17 +151,12 @@ class Scene:
         self.calls.append(call)
         return call
 
-    def _keeps_calls(self) -> bool:
-        """Return whether a call that begins now may be kept; refuse the step if a CUDA graph is captured."""
-        if self.refused is not None:
-            return False
-        if is_capturing():
+    def _note_unkept(self) -> None:
+        """Note why a call is not kept: it refuses the step if a CUDA graph is captured."""
+        if self.refused is None and is_capturing():
             self._refuse("a CUDA graph was captured in the step")
-            return False
-        if _functorch_level() is not None:
+        elif self.refused is None:
             self.transformed = True  # not a refusal: the loss code around the call can still be examined
-            return False
-        return True
 
     def _make_room(self) -> None:
         """Release calls, because too many are kept: those that only prepare data, or the older half without gradients.
