@@ -90,6 +90,12 @@ class Op:
         return named or (self.operands[-1] if len(self.operands) > 1 else None)
 
     @property
+    def lacking(self) -> str:
+        """The operands that the log lacks, by name if it has the names; else ``its operands``."""
+        names = " and ".join(f"`{name}`" for name in self.unknown)
+        return f"operand{'s' if len(self.unknown) > 1 else ''} {names}" if names else "its operands"
+
+    @property
     def finite_in_fp64(self) -> bool | None:
         """Whether the op's result is finite in FP64; None if the op was not computed in FP64."""
         return None if self.reference is None else self.reference.bad == 0

@@ -81,8 +81,9 @@ class Examination:
 
 def _may_be_a_mask(record: OpRecord) -> bool:
     """Return whether an op's result holds ``-inf`` only, and would in FP64: it is no overflow."""
-    reference = record.facts.get("reference") or {"neg_inf": 1}
-    return record.bad_out == NEG_INF and any(reference.get(kind) for kind in ("nan", "pos_inf", "neg_inf"))
+    reference = record.facts.get("reference")
+    overflowed = reference is not None and not any(reference[kind] for kind in ("nan", "pos_inf", "neg_inf"))
+    return record.bad_out == NEG_INF and not overflowed
 
 
 @no_anomalies()

@@ -110,8 +110,9 @@ class Scene:
         if top_level.why_not is not None or len(self.calls) >= _MAX_CALLS:
             self._refuse(top_level.why_not or f"the step calls top-level modules more than {_MAX_CALLS} times")
             return None
-        if (without_gradients := not torch.is_grad_enabled()) and not self.has_room((args, kwargs)):
-            return None
+        without_gradients = not torch.is_grad_enabled()
+        if without_gradients and self.calls and not self.has_room((args, kwargs)):
+            return None  # not a refusal: the calls that are kept can still be examined
         given_as, first = (args, kwargs), top_level.first(module)
         stand_in = _stand_in(module) if first is None else None
         args, kwargs, versions = self._kept_arguments(args, kwargs)

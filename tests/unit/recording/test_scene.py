@@ -86,6 +86,28 @@ def test_what_does_not_fit_takes_no_room_from_what_does():
     assert len(second.outputs) == 1 and list(second.gradients) == [""] and not second.lost
 
 
+@torch.no_grad()
+def test_of_many_calls_without_gradients_the_newest_are_kept():
+    scene, slope = scene_of_a_step(), nn.Linear(2, 2)
+    for i in range(300):
+        called(scene, slope, torch.full((2,), float(i)))
+    assert scene.refused is None and len(scene.calls) < 64
+    kept = [int(call.args[0][0]) for call in scene.calls]
+    assert kept == list(range(300 - len(kept), 300)) and len(kept) >= 32
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_call_without_gradients_that_does_not_fit_refuses_the_step_only_if_nothing_is_kept(first):
+    scene = scene_of_a_step()
+    scene._context.options, scene._context.on_the_clock = RecordOptions(scene_memory=1 << 20), False
+    if not first:
+        called(scene, nn.Linear(2, 2), torch.ones(2))
+    with torch.no_grad():
+        called(scene, nn.Linear(2, 2), torch.ones(1 << 18, 2))  # 2 MiB
+    assert scene.refused == ("its inputs exceed --scene-memory" if first else None)
+    assert len(scene.calls) == (0 if first else 1)
+
+
 # NumPy's global generator is what a replay has to put back.
 ANYWHERE = np.random  # loaded by being asked for
 

@@ -61,15 +61,11 @@ def episodes(
         order: all steps of the process.
         bad_steps: its bad steps, with the kinds of their non-finite tensors.
     """
-    for bad, group in groupby(order, bad_steps.__contains__):
-        steps = list(group)
-        first = next((i for i, step in enumerate(steps) if bad and "loss" in bad_steps[step]), 0)
+    for steps in [list(group) for bad, group in groupby(order, bad_steps.__contains__) if bad]:
+        first = next((i for i, step in enumerate(steps) if "loss" in bad_steps[step]), 0)
         replay = replay_at(view, process, steps[first]) if first else None
-        if replay is not None and replay.finite_before:
-            yield steps[:first]
-            steps = steps[first:]
-        if bad:
-            yield steps
+        divided = replay is not None and replay.finite_before
+        yield from [steps[:first], steps[first:]] if divided else [steps]
 
 
 def _recorded_kinds(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:

@@ -179,15 +179,17 @@ def _turning_point(replay: Replay, after: int) -> Op | None:
 
 def _first_nan(replay: Replay, after: int) -> Op | None:
     """The first op after index ``after`` that made a NaN of infinities; None if none did."""
-    later = (replay.ops[i] for i in replay.path if i > after)
-    return next(
-        (op for op in later if op.bad_out & NAN and any(op.bad_in) and not any(b & NAN for b in op.bad_in)), None
-    )
+    return next((op for i in replay.path if i > after and _has_new_nan(op := replay.ops[i])), None)
 
 
 def _is_worse_than_mask(op: Op) -> bool:
     """Whether a result of the op holds NaN or +Inf, so that it is no mask."""
     return bool(op.bad_out & (NAN | POS_INF))
+
+
+def _has_new_nan(op: Op) -> bool:
+    """Whether the op made NaN of infinities, and read no NaN."""
+    return bool(op.bad_out & NAN) and any(op.bad_in) and not any(bad & NAN for bad in op.bad_in)
 
 
 def _harmed_by_mask(op: Op) -> bool:
@@ -236,8 +238,7 @@ def op_cause(replay: Replay, at: CulpritOp, loss_scale: float | None) -> Cause:
         return cause
     if op.operands and not op.unknown:
         return Cause("other", 0.5, f"{op.name} made it of finite operands")
-    lacking = " and ".join(f"`{name}`" for name in op.unknown) if op.operands else ""
-    which = f"operand{'s' if len(op.unknown) > 1 else ''} {lacking}" if lacking else "its operands"
+    which = op.lacking if op.operands else "its operands"
     return Cause("other", 0.4, f"{op.name} returned it; the log lacks {which}, {MAY_BE_NONFINITE}")
 
 

@@ -286,10 +286,9 @@ class Incident:
         if (op := self.first_seen) is None:
             return ""
         held = next((result.count_words() for result in op.results if result.bad), "non-finite values")
-        lacking = " and ".join(f"`{name}`" for name in op.unknown) or "its operands"
         return (
-            f" The replay sees it first in the result of {op.name}{at_line(op.source)}: {held}. It could not compute "
-            f"{lacking}, so the value may come from there."
+            f" The replay sees it first in the result of {op.name}{at_line(op.source)}: {held}. It lacks "
+            f"{op.lacking}, so the value may come from there."
         )
 
     @property

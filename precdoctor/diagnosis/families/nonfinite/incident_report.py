@@ -101,8 +101,9 @@ def _finding(view: RunView, rule: Rule, options: Options, incident: Incident, de
         report = op_report.report_poisoning(view, incident, incident.poison)
     else:
         report = describe(view, incident)
-        report = report._replace(message=report.message + incident.first_seen_words)
-        location = replace(location, source=incident.first_seen.source) if incident.first_seen is not None else location
+        if incident.first_seen is not None:
+            report = report._replace(message=report.message + incident.first_seen_words)
+            location = replace(location, source=incident.first_seen.source)
     confidence = confidence_of(view, incident, options)
     if incident.divergence is not None:
         report = _report_divergence(view, incident, incident.divergence)
