@@ -99,7 +99,7 @@ def test_the_sample_is_named(faulty):
 
 def test_the_first_op_that_returns_it_is_named_if_what_it_read_is_not_known(faulty):
     (finding,) = faulty.findings("target_beside_an_own_function")
-    assert "first in the result of aten.sub.default at " in finding.message
+    assert "first sees a non-finite value in the result of aten.sub.default at " in finding.message
     assert "8 NaN of 8 elements. It lacks operands `self` and `other`" in finding.message
 
 

@@ -287,8 +287,8 @@ class Incident:
             return ""
         held = next((result.count_words() for result in op.results if result.bad), "non-finite values")
         return (
-            f" The replay sees it first in the result of {op.name}{at_line(op.source)}: {held}. It lacks "
-            f"{op.lacking}, so the value may come from there."
+            f" The replay first sees a non-finite value in the result of {op.name}{at_line(op.source)}: {held}. It "
+            f"lacks {op.lacking}, so the value may come from there."
         )
 
     @property

@@ -20,10 +20,10 @@ PAGE = RulePage(
 The module whose forward pass made the first NaN or infinity of a step that ended with a non-finite loss, gradient or
 weight. The origin is the first non-finite tensor in execution order that is not excused. Two things excuse a tensor: it
 is non-finite in the same way on healthy steps, or it holds nothing but `-inf` and is a mask. A module that turns a mask
-into NaN is the origin; the mask is evidence. A mask that meets a NaN, or an infinity from elsewhere, is not. A mask is
-no excuse if it holds more `-inf` than ever before and its finite values have reached the format's limit: then some of
-them overflowed. If a module's *input* is non-finite although every recorded tensor before it is finite, functional code
-made it. The finding then names the module around that code.
+into NaN is the origin; the mask is evidence. A mask that only meets a NaN, or an infinity from elsewhere, is no cause.
+A mask is no excuse if it holds more `-inf` than ever before and its finite values have reached the format's limit: then
+some of them overflowed. If a module's *input* is non-finite although every recorded tensor before it is finite,
+functional code made it. The finding then names the module around that code.
 
 If the operands were huge because training had diverged before, the finding leads with that divergence; the op stays the
 location. The search goes back over steps: loss, gradient norm, updates against their weights, learning rate of each
