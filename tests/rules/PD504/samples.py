@@ -238,6 +238,15 @@ def second_optimizer(until: int = 31) -> Training:
     return run
 
 
+def another_began_worse() -> Training:
+    """The first optimizer's steps are large and good; a second one, which follows it, makes the loss rise."""
+    run = updates(0.8, until=3, steps=36)
+    for step, row in run.step_rows.items():
+        row["optimizer"] = "LBFGS#0" if step < 12 else "AdamW#0"
+        row["loss"] = 3.0 * 0.9**step if step < 13 else 6.0 * 0.9 ** (step - 12)
+    return run
+
+
 def wanders_from_nothing(update: float = 0.1) -> Training:
     """A policy head of gain 0.01 in a run of twelve steps: it is the sum of a few updates in random directions."""
     run = Training()
@@ -299,6 +308,7 @@ HEALTHY = {
         from_zero,
         from_nothing,
         second_optimizer,
+        another_began_worse,
         small_and_learnt,
         policy_head,
         wanders_from_nothing,

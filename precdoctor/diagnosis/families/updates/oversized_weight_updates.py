@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from statistics import median
 from typing import NamedTuple
@@ -162,7 +163,7 @@ def _replaced_at_start(view: RunView, options: Options) -> _Start | None:
 def _replaced_since(view: RunView, options: Options, since: int) -> _Start | None:
     """Return the weights that the first steps from ``since`` on replaced; None if that did no harm."""
     count, behind = int(options["early_steps"]), " at the full rate" if since > view.steps["step"].min() else ""
-    worse = stayed = False
+    worse_from, stayed = math.inf, False
     for (process, _), steps in by_optimizer(view).items():
         later = [s for s in steps if s.step >= since]
         early = later[: 3 * count + 1]
@@ -172,13 +173,15 @@ def _replaced_since(view: RunView, options: Options, since: int) -> _Start | Non
         ended_well = not never_came_back(view, process)
         if len(losses) > few and losses[0] > 0.0 and not (ended_well and fell_to_a_tenth(well)):
             doubled = median(losses[1 : count + 1]) > 2.0 * losses[0]
-            worse = worse or (doubled and not (ended_well and came_back(well, count, options["learnt"])))
+            if doubled and not (ended_well and came_back(well, count, options["learnt"])):
+                worse_from = min(worse_from, early[0].step)
             stayed = stayed or median(losses[1:]) > (1.0 - options["stays"]) * losses[0]
     least = options["sized"] * (0.25 if never_was_below(view) else 1.0)
     every = survey_weights(view, first=count, since=since, sized=least)
     sized = sum(not w.from_nothing for w in every.values())
     large = {p: w for p, w in every.items() if w.ratio >= options["early_ratio"]}
-    if worse:
+    if worse_from < math.inf:
+        large = {p: w for p, w in large.items() if w.last[1] >= worse_from}  # not of an optimizer that ended before
         return _Start(large, "The loss more than doubled after these steps.", behind) if large else None
     outgrown = {p: w for p, w in large.items() if w.final >= options["outgrown"] * w.base}
     if not outgrown:
