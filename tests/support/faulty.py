@@ -46,6 +46,7 @@ class Fault:
             optimizer_of_ones_own: Normalised,
             climbing_along_a_gradient_of_zero: Climber,
             own_backward_that_overflows: LogCosh,
+            own_backward_in_a_module: Norm,
         }
         elsewhere = Block if self.module == "block" else others.get(self.train)
         lines, first = inspect.getsourcelines(elsewhere or self.train)
@@ -1104,6 +1105,34 @@ def own_backward_that_overflows():
         return LogCosh.apply(out[:, 0] - 99.0 * clock.bad, 0.5).mean()
 
     return train_on(nn.Linear(4, 1), lambda: clock.batch(8, 4), loss)
+
+
+class Norm(torch.autograd.Function):
+    """Called like a function of torch, whose derivative fails in the same place for another reason."""
+
+    @staticmethod
+    def forward(ctx, x):
+        norm = x.norm(dim=-1, keepdim=True)
+        ctx.save_for_backward(x, norm)
+        return x / (norm + 1e-6)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, norm = ctx.saved_tensors
+        along = (grad * x).sum(-1, keepdim=True) * x
+        return grad / norm - along / (norm**3 + 1e-6)  # here
+
+
+@fault("PD102", "division-by-zero", op="div", module="1")
+def own_backward_in_a_module():
+    torch.manual_seed(0)
+    clock = Clock()
+
+    class Unit(nn.Module):
+        def forward(self, x):
+            return Norm.apply(x * 0.0 if clock.bad else x)
+
+    return train_on(nn.Sequential(nn.Linear(4, 6), Unit(), nn.Linear(6, 3)), lambda: clock.batch(8, 4))
 
 
 class Halved(torch.autograd.Function):

@@ -36,7 +36,7 @@ class Op:
     #: The line of user code that ran the op; for a backward op, the line that ran its forward op.
     source: Source | None
     node: str | None
-    #: Backward ops: index of the forward op whose gradient this op computes.
+    #: Backward ops: index of the forward op whose gradient this op computes; None in a backward pass written by hand.
     forward: int | None
     bad_in: tuple[int, ...]
     bad_out: int
@@ -70,6 +70,20 @@ class Op:
     def operand(self, *arguments: str) -> Operand | None:
         """Return the first operand with one of these argument names; None without one."""
         return next((o for o in self.operands if o.argument in arguments), None)
+
+    @property
+    def derivative_of(self) -> str:
+        """The function whose derivative torch computes here: ``Pow`` for ``PowBackward0``; else empty."""
+        return (
+            (self.node or "").rstrip("0123456789").removesuffix("Backward") if not _is_hand_written(self.node) else ""
+        )
+
+    @property
+    def function_name(self) -> str:
+        """Of a backward op: the name of the function it belongs to (``SafeNorm``); its own without one."""
+        name = (self.node or self.short).removesuffix("Backward")
+        own = name.removeprefix("GeneratedBackwardFor_")  # torch.library.register_autograd
+        return name if own == name else own.removesuffix("_default")
 
     @property
     def first_operand(self) -> Operand | None:
@@ -273,8 +287,8 @@ def _op(event: Mapping[str, Any]) -> Op | None:
         root=text(event.get("root")),
         module=event["module"] if isinstance(event.get("module"), str) else None,
         source=source_of(event),
-        node=text(data.get("node")) or None,
-        forward=integer(data.get("forward")),
+        node=(node := text(data.get("node")) or None),
+        forward=integer(data.get("forward")) if not _is_hand_written(node) else None,
         bad_in=_integers(data.get("bad_in")),
         bad_out=integer(data.get("bad_out")) or 0,
         makers=tuple(map(_maker, _list(data.get("sources")))),
@@ -290,6 +304,11 @@ def _op(event: Mapping[str, Any]) -> Op | None:
         made_at=_made_at(event),
         settings=data["settings"] if isinstance(data.get("settings"), Mapping) else {},
     )
+
+
+def _is_hand_written(node: str | None) -> bool:
+    """Whether a node runs the ``backward`` of somebody's function: torch numbers its own nodes (``PowBackward0``)."""
+    return node is not None and not node[-1:].isdigit()
 
 
 def _made_at(event: Mapping[str, Any]) -> tuple[Source, ...]:

@@ -359,6 +359,18 @@ def test_hypot_has_no_derivative_at_zero():
     assert cause_of(replay("backward", backward)).name == "norm-gradient-at-zero"
 
 
+def test_a_function_of_the_script_that_is_called_like_one_of_torch_is_not_it():
+    """``class Norm(torch.autograd.Function)``: its node is ``NormBackward``; torch's own have a number behind it."""
+    zeros = number("self", 0.5, 9.0), number("other", 0.0, 0.0, 0.0)
+    by_hand, of_torch = (
+        op(75, "aten.div.Tensor", *zeros, phase="backward", node=node, bad_out=POS_INF)
+        for node in ("NormBackward", "NormBackward1")
+    )
+
+    assert cause_of(replay("backward", of_torch)).name == "norm-gradient-at-zero"
+    assert cause_of(replay("backward", by_hand)).name == "division-by-zero"
+
+
 LITERAL = ("literal", "far")
 
 

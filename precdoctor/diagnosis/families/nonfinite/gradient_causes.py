@@ -45,7 +45,7 @@ _NODES_WITH_EDGES = op_names(
 
 def gradient_cause(replay: Replay, op: Op, loss_scale: float | None) -> Cause | None:
     """The cause if ``op``, a backward op, is the culprit; None if :func:`.arithmetic_cause` has to explain it."""
-    node, forward_op = _node(op), replay.ops.get(op.forward) if op.forward is not None else None
+    node, forward_op = op.derivative_of, replay.ops.get(op.forward) if op.forward is not None else None
     scale, half = loss_scale or 1.0, any(r.dtype == "float16" and r.bad for r in op.results)
     if op.finite_in_fp64 and half and scale > 1.0:
         return Cause("loss-scale-overflow", 0.9, f"a float16 gradient left its range at loss scale {scale:g}")
@@ -100,7 +100,7 @@ def _comes_from_discarding(replay: Replay, op: Op, incoming: Operand) -> bool:
     """Whether the forward pass discarded the value, so that ``incoming``, the gradient that ``op`` read, is zero."""
     if incoming.value not in (0.0, None) or not incoming.zero:
         return False
-    gathered = any(_node(o) == "Gather" for o in _producers(replay, [op]))  # the others have a gradient of 0
+    gathered = any(o.derivative_of == "Gather" for o in _producers(replay, [op]))  # the others have a gradient of 0
     return (gathered and incoming.value == 0.0) or _meets_discarding(replay, [op], through=None)
 
 
@@ -123,9 +123,9 @@ def _meets_discarding(replay: Replay, ops: Sequence[Op], through: Sequence[str] 
     """Whether a discarding op made an operand of ``ops``, at most ``_DEPTH`` ops back ``through`` nodes (None: any)."""
     level = list(_producers(replay, ops))
     for _ in range(_DEPTH):
-        if any(_node(o).startswith(_DISCARDING_NODES) and _zeroes_gradient(o) for o in level):
+        if any(o.derivative_of.startswith(_DISCARDING_NODES) and _zeroes_gradient(o) for o in level):
             return True
-        level = list(_producers(replay, (o for o in level if through is None or _node(o) in through)))
+        level = list(_producers(replay, (o for o in level if through is None or o.derivative_of in through)))
     return False
 
 
@@ -148,11 +148,6 @@ def _producers(replay: Replay, ops: Iterable[Op]) -> Iterable[Op]:
     """The backward ops that made the operands of ``ops``."""
     indices = dict.fromkeys(i for op in ops for m in op.makers for i in m if isinstance(i, int))
     return (o for i in indices if (o := replay.ops.get(i)) is not None and o.phase == "backward")
-
-
-def _node(op: Op) -> str:
-    """The name of the op's autograd node without its suffix: ``Pow`` for ``PowBackward0``."""
-    return (op.node or "").rstrip("0123456789").removesuffix("Backward")
 
 
 # -- powers -----------------------------------------------------------------------------------------------------------

@@ -96,8 +96,7 @@ def _title(view: RunView, incident: Incident, culprit: Culprit) -> str:
         buffer = incident.poison.poisoned[0].full_name
         title = f"{op.short} in {place} makes buffer `{buffer}` non-finite{incident.unseen_words}"
     elif op.phase == "backward":
-        forward_op = culprit.forward_op
-        name = forward_op.short if forward_op is not None else (op.node or op.short).removesuffix("Backward")
+        name = forward_op.short if (forward_op := culprit.forward_op) is not None else op.function_name
         title = f"the backward pass of {name} in {place} makes the first non-finite gradient"
     else:
         returns = "returns" if culprit.cause.may_pass_on else "makes"
