@@ -1107,6 +1107,23 @@ def own_backward_that_overflows():
     return train_on(nn.Linear(4, 1), lambda: clock.batch(8, 4), loss)
 
 
+@fault("PD101", "sqrt-of-negative", op="sqrt", module="1")
+def one_column_of_a_buffer():
+    """Filled column by column: the last op that writes to it is not the one to blame."""
+    torch.manual_seed(0)
+    clock = Clock()
+
+    class Columns(nn.Module):
+        def forward(self, x):
+            out = torch.zeros_like(x)
+            for j in range(x.shape[1]):
+                lift = -9.0 if clock.bad and j == 1 else 9.0
+                out[:, j] = (x[:, j] + lift).sqrt()  # here
+            return out
+
+    return train_on(nn.Sequential(nn.Linear(4, 6), Columns(), nn.Linear(6, 3)), lambda: clock.batch(8, 4))
+
+
 class Norm(torch.autograd.Function):
     """Called like a function of torch, whose derivative fails in the same place for another reason."""
 

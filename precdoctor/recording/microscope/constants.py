@@ -56,6 +56,15 @@ def without_constant(node: LossNode, operands: list[Tensor | None]) -> Tensor | 
     return torch.where(kept, through, torch.zeros((), dtype=through.dtype, device=through.device))
 
 
+def unfilled(node: LossNode, operands: list[Tensor | None]) -> Tensor | None:
+    """Return the operand of a ``masked_fill`` whose mask is empty: nobody saved what it fills in. Else None."""
+    mask = node.saved.get("mask")
+    known = [x for x in operands if x is not None]
+    if base_of(node) != "MaskedFill" or not isinstance(mask, Tensor) or len(known) != 1 or bool(mask.any()):
+        return None
+    return _as(node, known[0])
+
+
 def operand_names(node: LossNode, packet: Any) -> list[str]:
     """Return a name for each edge of a node: the op's argument, or a number if no overload has as many tensors.
 

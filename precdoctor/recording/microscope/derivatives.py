@@ -125,13 +125,16 @@ def _with_derivative(
     if formula is None or x is None or not isinstance(node.saved.get("result"), Tensor) or x.shape != known.shape:
         return None
     result = known.detach()
-    return _known_result(base_of(node), result, lambda g: (formula(g, result),), x), True
+    return _known_result(node.name, result, lambda g: (formula(g, result),), x), True
 
 
 def _known_result(
     name: str, result: Tensor, derivative: Callable[[Tensor], tuple[Any, ...]], *operands: Tensor
 ) -> Tensor:
-    """Return a saved result with a derivative; its autograd node is called ``<name>Backward``, after its class."""
+    """Return a saved result with a derivative; autograd calls its node ``<name>Backward``, after its class.
+
+    The tracer takes that suffix off where it follows the whole name of a node of torch's (``SqrtBackward0``).
+    """
     named: Any = type(name, (_Known,), {})
     made: Tensor = named.apply(result, derivative, *operands)
     return made

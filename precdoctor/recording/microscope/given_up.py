@@ -9,8 +9,9 @@ top-level modules returned; it is read
 - when the script calls ``sys.exit``, or the process ends.
 
 If all of that is finite, the loss is looked for among the variables of the user's code that is running: the script has
-just read it there. At the end, the losses and gradients of a step with a backward pass are read too. A call or a
-backward pass that has raised is replayed if the exception is about NaN or infinities.
+just read it there. At the end, the losses and gradients of a step with a backward pass are read too. If an exception
+about NaN or infinities ends the script, every tensor that autograd has computed is looked at in the functions it has
+left (``torch.multinomial`` and distributions refuse NaN), and a call or a backward pass that has raised is replayed.
 """
 
 from __future__ import annotations
@@ -109,10 +110,12 @@ class GivenUp:
         """Judge the step in progress as the log is closed."""
         end = "; the run has ended"
         self._judge_trained(end)
-        variables = (x for call in calls_left()[:_MAX_FRAMES] for x in _variables(call.tb_frame))
+        is_about_nonfinite = tells_of_nonfinite()
+        look = _computed if is_about_nonfinite else _variables
+        variables = (x for call in calls_left()[:_MAX_FRAMES] for x in look(call.tb_frame))
         main = static.own(sys.modules.get("__main__"))
         self._look(self._without_gradients(), itertools.chain(variables, _losses(main)), end)
-        if self._is_over() or not tells_of_nonfinite():
+        if self._is_over() or not is_about_nonfinite:
             return
         if any(c.tb_frame.f_code.co_name == "_engine_run_backward" for c in calls_left()):  # the user's anomaly mode
             self._examine("gradients", "a value in the backward pass", end)
@@ -232,10 +235,22 @@ def _losses(variables: Mapping[str, Any]) -> Iterator[Tensor]:
 
 def _variables(frame: FrameType) -> Iterator[Tensor]:
     """Yield what may be a loss among the variables of a frame; nothing for code that is not the user's."""
-    foreign = is_foreign(frame.f_code.co_filename) and not is_main_code(frame)
-    variables = {} if foreign else frame.f_locals
-    if type(variables) is dict or type(variables).__name__ == "FrameLocalsProxy":  # not a class of the user's
-        yield from _losses(variables)
+    if not is_foreign(frame.f_code.co_filename) or is_main_code(frame):
+        yield from _losses(_read(frame))
+
+
+def _computed(frame: FrameType) -> Iterator[Tensor]:
+    """Yield the plain floating-point tensors that autograd has computed among the variables of a frame."""
+    for x in list(_read(frame).values()):
+        if type(x) is Tensor and x.grad_fn is not None and x.is_floating_point():
+            yield x
+
+
+def _read(frame: FrameType) -> Mapping[str, Any]:
+    """Return the variables of a frame; none if their namespace is a class of the user's."""
+    variables = frame.f_locals
+    is_known = type(variables) is dict or type(variables).__name__ == "FrameLocalsProxy"
+    return variables if is_known else {}
 
 
 def _running(frame: FrameType | None, *, functions: bool = True) -> Iterator[Tensor]:

@@ -22,10 +22,11 @@ from precdoctor.recording.microscope.constants import (
     has_no_gradient,
     keeps_numbers,
     operand_names,
+    unfilled,
 )
 from precdoctor.recording.microscope.derivatives import for_gradients
 from precdoctor.recording.microscope.replay import Replay
-from precdoctor.recording.microscope.tracer import External, Tracer
+from precdoctor.recording.microscope.tracer import External, Source, Tracer
 from precdoctor.recording.ops.dispatched_ops import storage_key, take_gradients
 from precdoctor.recording.ops.tensor_facts import NEG_INF, badness, describe
 from precdoctor.recording.process import attach
@@ -110,12 +111,16 @@ def replay_loss(
 
 
 def _judge_parts(done: Replay, values: list[Any]) -> None:
-    """Note the first bad value on the way to the loss, which could not be computed or has no origin."""
+    """Note the first bad value on the way to the loss, which could not be computed or has no origin.
+
+    A ``-inf``, which may be a mask, only if there is nothing worse.
+    """
+    found: list[tuple[str, int, Source]] = []
     for x in values:
         source = done.tracer.source(x) if isinstance(x, Tensor) else _UNKNOWN
         if not isinstance(source, External) and (bad := badness(x.detach())):
-            done.bad_outputs.append(("", bad, source))
-            return
+            found.append(("", bad, source))
+    done.bad_outputs += [bad for bad in found if bad[1] != NEG_INF][:1] or found[:1]
 
 
 def _backward(done: Replay, loss: Tensor, graph: LossGraph, leaves: list[tuple[Leaf, Tensor]]) -> None:
@@ -196,7 +201,7 @@ def _record_saved(node: LossNode, made: dict[int, Any], tracer: Tracer, rough: s
     """Record an op whose value was taken as saved, with the facts that are known; return its index."""
     value = made[id(node)].detach()
     values = [None if id(behind) in rough else _value(behind, output, made) for behind, output in node.edges]
-    packet = _packets().get(base_of(node).lower())
+    packet = next(iter(_packets().get(base_of(node).lower(), ())), None)
     operands = list(zip(operand_names(node, packet), values, strict=True))
     known = [x.detach() for _, x in operands if x is not None]
     unknown = [n for n, x in operands if x is None and not isinstance(node.saved.get(n), Tensor)]
@@ -230,7 +235,7 @@ def _record_saved(node: LossNode, made: dict[int, Any], tracer: Tracer, rough: s
 
 def _record_reader(node: LossNode, made: dict[int, Any], tracer: Tracer, bad: Tensor) -> Tensor:
     """Record an op of unknown value that read a bad constant; return a tensor that stands for its result."""
-    packet = _packets().get(base_of(node).lower())
+    packet = next(iter(_packets().get(base_of(node).lower(), ())), None)
     values = [_value(behind, output, made) for behind, output in node.edges]
     operands = [(n, x.detach()) for n, x in zip(operand_names(node, packet), values, strict=True) if x is not None]
     known = [x for _, x in operands]
@@ -268,6 +273,8 @@ def _run(
         The value, and whether it is the saved one.
     """
     operands = [_value(behind, output, made) for behind, output in node.edges]
+    if (same := unfilled(node, operands)) is not None:
+        return same, False
     for function, args, kwargs in _candidates(node, operands):
         try:
             result = function(*args, **kwargs)
@@ -315,11 +322,11 @@ def _candidates(node: LossNode, operands: list[Tensor | None]) -> Iterator[tuple
     if name == "ToCopy" and first is not None and node.dtype is not None:
         yield first.to, [node.dtype], {}
         return
-    packet = _packets().get(name.lower())
-    for overload in packet.overloads() if packet is not None else ():
-        call = _arguments(getattr(packet, overload), node, list(operands))
-        if call is not None:
-            yield getattr(packet, overload), *call
+    for packet in _packets().get(name.lower(), ()):
+        for overload in packet.overloads():
+            call = _arguments(getattr(packet, overload), node, list(operands))
+            if call is not None:
+                yield getattr(packet, overload), *call
 
 
 def _arguments(function: Any, node: LossNode, operands: list[Tensor | None]) -> tuple[list[Any], dict[str, Any]] | None:
@@ -373,11 +380,14 @@ def _setting(value: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=1)
-def _packets() -> dict[str, Any]:
-    """Return functional aten ops by name in lower case without underscores, as in the names of autograd nodes."""
-    found: dict[str, Any] = {}
+def _packets() -> dict[str, list[Any]]:
+    """Return functional aten ops by name in lower case without underscores, as in the names of autograd nodes.
+
+    One that users call (``ctc_loss``) comes before the one in it that autograd sees (``_ctc_loss``).
+    """
+    found: dict[str, list[Any]] = {}
     names = {n.split("::")[1].split(".")[0] for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::")}
     for name in sorted(names, key=lambda n: (n.startswith("_"), n)):
         if not name.endswith("_") and (packet := getattr(torch.ops.aten, name, None)) is not None:
-            found.setdefault(name.replace("_", ""), packet)
+            found.setdefault(name.replace("_", ""), []).append(packet)
     return found

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from precdoctor.recording.microscope.tracer import External, OpRecord, Source
-from precdoctor.recording.ops.tensor_facts import NAN, NEG_INF
+from precdoctor.recording.ops.tensor_facts import NEG_INF
 
 #: Maximum number of reported ops on the path, and of ops that feed the origins; how far back these are searched.
 _MAX_PATH = 12
@@ -34,9 +34,9 @@ class Slice:
     feeding: tuple[int, ...]
 
     def made_worse(self, records: Sequence[OpRecord]) -> bool:
-        """Return whether an op on the path made NaN of operands with nothing worse than a mask's ``-inf``."""
+        """Return whether an op on the path made NaN or ``+inf`` of nothing worse than a mask's ``-inf``."""
         path = (records[i] for i in self.path)
-        return any(r.bad_out & NAN and any(r.bad_in) and all(b in (0, NEG_INF) for b in r.bad_in) for r in path)
+        return any(r.bad_out & ~NEG_INF and any(r.bad_in) and all(b in (0, NEG_INF) for b in r.bad_in) for r in path)
 
     def overflowed(self, records: Sequence[OpRecord]) -> bool:
         """Return whether an origin made NaN or ``+inf``: what follows from it is not a mask, even if it is ``-inf``."""

@@ -7,6 +7,7 @@ for every op that turns finite operands into a non-finite result, because its op
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from precdoctor.recording.microscope.writers import Writers
 from precdoctor.recording.ops.dispatched_ops import (
     OVERWRITING,
     UNINITIALISED,
@@ -34,8 +36,8 @@ from precdoctor.recording.ops.tensor_facts import badness
 _MAX_SUSPECTS = 256
 #: Maximum number of ops recorded; a longer trace is cut and marked incomplete.
 MAX_OPS = 400_000
-#: Maximum number of writers remembered per storage: a buffer may be filled slice by slice.
-_MAX_WRITERS = 64
+#: The name of a node of torch's, with the suffix of the function that stands for it in a replay (``derivatives``).
+_STANDS_FOR = re.compile(r"^(\w+Backward\d+)Backward$")
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class Tracer(Retiring):
         self._spot = wanted.spot if isinstance(wanted, Wanted) else None
         self._values = values
         self._suspects = 0
-        self._writers: dict[int, tuple[int, ...]] = {}
+        self._writers = Writers()
         self._made_by_sequence: dict[int, int | None] = {}
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -132,7 +134,7 @@ class Tracer(Retiring):
         result = func(*args, **kwargs)
         record = self._record(func, sources)
         self._made_by_sequence.setdefault(sequence - 1, record.index)
-        self._note_writes(record.index, func, operands, written, result)
+        self._note_writes(record.index, operands, written, result)
         self._judge(record, func, args, kwargs, before, operands, written, result)
         return result
 
@@ -151,7 +153,7 @@ class Tracer(Retiring):
             record.phase = "recompute"
         elif node is not None or torch._C._current_graph_task_id() != -1:
             record.phase = "backward"
-            record.node = node.name() if node is not None else None
+            record.node = _STANDS_FOR.sub(r"\1", node.name()) if node is not None else None
             record.forward = self._made_by_sequence.get(node._sequence_nr()) if node is not None else None
             if record.forward is not None:
                 made = self.records[record.forward]
@@ -213,8 +215,7 @@ class Tracer(Retiring):
 
     def forget(self, x: Tensor) -> Tensor:
         """Forget earlier writers of a tensor's memory, which belonged to another tensor; return the tensor."""
-        if (key := storage_key(x)) is not None:
-            self._writers.pop(key, None)
+        self._writers.forget(x)
         return x
 
     def source(self, x: Tensor) -> Source:
@@ -222,18 +223,17 @@ class Tracer(Retiring):
         key = storage_key(x)
         if key is None:
             return External("constant")
-        writers = self._writers.get(key)
+        with _disable_current_modes():
+            writers = self._writers.of(x)
         return writers if writers is not None else self._known.get(key, External("constant"))
 
     def made(self, x: Tensor) -> bool:
         """Return whether an op of the trace has written to or allocated the tensor's memory."""
-        return storage_key(x) in self._writers
+        return bool(self._writers.all_of(x))
 
     def made_bad(self, x: Tensor) -> bool:
         """Return whether an op of the trace that wrote to the tensor's memory had a bad result."""
-        key = storage_key(x)
-        writers = self._writers.get(key, ()) if key is not None else ()
-        return any(self.records[i].bad_out for i in writers)
+        return any(self.records[i].bad_out for i in self._writers.all_of(x))
 
     def note_op(
         self,
@@ -257,8 +257,7 @@ class Tracer(Retiring):
             record.sources, record.bad_in = (*record.sources, also[0]), (*record.bad_in, also[1])
         record.facts = facts
         self.records.append(record)
-        if (key := storage_key(value)) is not None:
-            self._writers[key] = (record.index,)
+        self._writers.made(value, record.index)
         return record.index
 
     def credit(self, value: Tensor, index: int | None) -> None:
@@ -272,15 +271,11 @@ class Tracer(Retiring):
         with _disable_current_modes():
             yield
 
-    def _note_writes(self, index: int, func: Any, operands: list[Tensor], written: list[Tensor], result: Any) -> None:
+    def _note_writes(self, index: int, operands: list[Tensor], written: list[Tensor], result: Any) -> None:
         """Note an op as the writer of the tensors it wrote to and of its new results."""
-        mine = {storage_key(w) for w in written}
-        for key in mine - {None}:
-            assert key is not None
-            old = () if op_name(func) in OVERWRITING else self._writers.get(key, ())
-            self._writers[key] = (*old, index)[-_MAX_WRITERS:]
-        inputs = {storage_key(x) for x in operands}
+        for x in written:
+            self._writers.wrote(x, index)
+        given = {storage_key(x) for x in (*operands, *written)}
         for x in tensors_in(result):
-            key = storage_key(x)
-            if key is not None and key not in inputs:  # a view of an operand keeps the operand's writers
-                self._writers[key] = (index,)
+            if storage_key(x) not in given:  # a view of an operand keeps the operand's writers
+                self._writers.made(x, index)

@@ -144,6 +144,9 @@ for step in range(20):
         x[2, 1] = float("nan")
     if step == 11 and sys.argv[1] == "rate":
         optimizer.param_groups[0]["lr"] = float("inf")
+    if step == 11 and sys.argv[1] == "sampling":
+        odds = (policy(x) * 1e4).square().exp()
+        torch.multinomial(odds / odds.sum(1, keepdim=True), 1)
     if sys.argv[1] == "rollout":
         with torch.no_grad():
             actor(x)
@@ -169,6 +172,7 @@ for step in range(20):
         ("rollout", "PD104", "[2, 1]"),
         ("closure", "PD104", "[2, 1]"),
         ("anomaly", "PD102", "sqrt-gradient-at-zero"),
+        ("sampling", "PD103", "exp-overflow"),
         ("rate", "PD105", "the learning rate of parameter group 0 is infinite"),
     ],
 )

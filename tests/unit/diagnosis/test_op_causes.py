@@ -371,6 +371,14 @@ def test_a_function_of_the_script_that_is_called_like_one_of_torch_is_not_it():
     assert cause_of(replay("backward", by_hand)).name == "division-by-zero"
 
 
+@pytest.mark.parametrize("name", ["masked_fill.Scalar", "scalar_tensor.default", "fill_.Scalar"])
+def test_a_nan_that_the_code_fills_in_is_a_constant(name):
+    cause = cause_of(replay("forward", op(3, f"aten.{name}", bad_out=NAN)))
+
+    assert (cause.name, cause.confidence) == ("other", 0.8)
+    assert "the constant NaN" in cause.why
+
+
 LITERAL = ("literal", "far")
 
 

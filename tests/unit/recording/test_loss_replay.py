@@ -10,7 +10,7 @@ from precdoctor.recording.microscope.examination import _loss_code
 from precdoctor.recording.microscope.loss_replay import replay_loss
 from precdoctor.recording.microscope.tracer import External
 from precdoctor.recording.ops.source_lines import Line
-from precdoctor.recording.ops.tensor_facts import NAN, NEG_INF
+from precdoctor.recording.ops.tensor_facts import NAN, NEG_INF, POS_INF
 from precdoctor.recording.scene.loss_graph import Leaf, LossGraph, LossNode
 
 NUMBERS = itertools.count()
@@ -45,6 +45,40 @@ def test_an_unknown_operand_of_what_is_minus_infinity_was_a_mask():
     assert softmax.bad_in == (0, NEG_INF)
     assert (times.bad_in[0], times.bad_out) == (NEG_INF, NAN)
     assert done.slice().origins == ()
+
+
+def test_a_mask_that_is_empty_fills_nothing_in():
+    """``cross_entropy`` with label smoothing fills in 0 where a label is ignored, and saves the mask only."""
+    leaf = Leaf("Net#0 output", torch.tensor([1.0, 2.0]))
+    kept = node("MaskedFill", (2,), leaf, mask=torch.tensor([False, False]))
+    done = run(node("Sum", (), kept), 3.0)
+
+    assert (done.compared, done.equal) == (1, 1)
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["to its end", "not to its end"])
+def test_a_mask_that_reaches_the_loss_is_shown_where_it_does_harm(ends):
+    leaf = Leaf("Net#0 output", torch.zeros(2, 2))
+    masked = node("MaskedFill", (2, 2), leaf, mask=torch.tensor([[True, False], [True, False]]))
+    logs = node("LogSoftmax", (2, 2), masked, dim=1, result=torch.tensor([[-torch.inf, 0.0], [-torch.inf, 0.0]]))
+    smooth = node("Neg", (2,), node("Sum", (2,), logs, dim=(1,), keepdim=False))
+    ignored = node("MaskedFill", (2,), smooth, mask=torch.tensor([not ends, False]))
+    done = run(node("Sum", (), ignored), torch.inf)
+    path = [done.tracer.records[i].op for i in done.slice().path]
+
+    assert [bad for _, bad, _ in done.bad_outputs] == [POS_INF]
+    assert path[:3] == ["aten.log_softmax.default", "aten.sum.dim_IntList", "aten.neg.default"]
+    assert done.slice().made_worse(done.tracer.records)
+
+
+def test_an_op_that_is_called_like_a_function_of_torch_with_other_arguments():
+    """``ctc_loss`` takes a mean; autograd knows the ``_ctc_loss`` in it."""
+    leaf = Leaf("Net#0 output", torch.zeros(2, 1, 3).log_softmax(-1))
+    settings = {"input_lengths": (2,), "target_lengths": (3,), "blank": 0, "zero_infinity": False}
+    each = node("CtcLoss", (1,), leaf, targets=torch.ones(1, 3, dtype=torch.int64), **settings)
+    done = run(node("Sum", (), each), torch.inf)
+
+    assert [done.tracer.records[i].op for i in done.slice().origins] == ["aten._ctc_loss.default"]
 
 
 def test_what_is_minus_infinity_stays_so_when_a_constant_is_taken_from_it():

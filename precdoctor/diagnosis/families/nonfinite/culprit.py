@@ -34,6 +34,8 @@ _UNKNOWN_KIND = "unknown"
 _FILLS = op_names(
     "masked_fill full full_like new_full fill scalar_tensor where masked_scatter lift_fresh_copy triu tril"
 )
+#: Those whose NaN is a constant in the code, or in that of the function of torch's that it calls.
+_CONSTANTS = op_names("masked_fill full full_like new_full fill scalar_tensor lift_fresh_copy")
 #: Ops that compute with numbers, so that their ``-inf`` operand is no mask: masks are added, compared and normalised.
 _ARITHMETIC = op_names(
     "mm addmm bmm mv addmv dot linear mkldnn_linear convolution _convolution mkldnn_convolution cudnn_convolution "
@@ -236,6 +238,9 @@ def op_cause(replay: Replay, at: CulpritOp, loss_scale: float | None) -> Cause:
     cause = cause or arithmetic_cause(replay, op)
     if cause is not None:
         return cause
+    if op.short in _CONSTANTS and op.bad_out & NAN:
+        where = "the line writes NaN out, or calls a function that returns it where it is not defined (`logdet`)"
+        return Cause("other", 0.8, f"{op.short} fills in the constant NaN: {where}")
     if op.operands and not op.unknown:
         return Cause("other", 0.5, f"{op.name} made it of finite operands")
     which = op.lacking if op.operands else "its operands"
@@ -273,7 +278,8 @@ def _mask_cause(op: Op) -> Cause:
         return Cause("zero-times-inf", 0.9, "a zero met an intended infinity")
     if op.short in {"add", "sub", "sum", "mean"}:
         return Cause("inf-minus-inf", 0.9, "intended infinities cancelled")
-    return Cause("other", 0.5, f"{op.name} turned an intended -inf into something else")
+    summed = "a sum over all classes (label smoothing, an entropy) must leave those out that are masked"
+    return Cause("other", 0.6, f"{op.name} turned an intended -inf into something worse; {summed}")
 
 
 # -- the cause in an optimizer step -----------------------------------------------------------------------------------
