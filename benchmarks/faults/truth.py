@@ -39,6 +39,7 @@ QUIET_SETS = (
     "silent11",
     "silent12",
     "silent13",
+    "silent14",
 )
 #: Sets with faults of both kinds: those that make a non-finite value have a ``phase``.
 MIXED_SETS = ("library",)
