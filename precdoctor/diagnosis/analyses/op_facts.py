@@ -73,10 +73,12 @@ class Op:
 
     @property
     def derivative_of(self) -> str:
-        """The function whose derivative torch computes here: ``Pow`` for ``PowBackward0``; else empty."""
-        return (
-            (self.node or "").rstrip("0123456789").removesuffix("Backward") if not _is_hand_written(self.node) else ""
-        )
+        """The function of torch's whose derivative the op computes: ``Pow`` for ``PowBackward0``; else empty.
+
+        Nodes of functions with a ``backward`` written by hand have no number behind their name.
+        """
+        node = self.node or ""
+        return node.rstrip("0123456789").removesuffix("Backward") if node[-1:].isdigit() else ""
 
     @property
     def function_name(self) -> str:
@@ -287,8 +289,8 @@ def _op(event: Mapping[str, Any]) -> Op | None:
         root=text(event.get("root")),
         module=event["module"] if isinstance(event.get("module"), str) else None,
         source=source_of(event),
-        node=(node := text(data.get("node")) or None),
-        forward=integer(data.get("forward")) if not _is_hand_written(node) else None,
+        node=text(data.get("node")) or None,
+        forward=integer(data.get("forward")),
         bad_in=_integers(data.get("bad_in")),
         bad_out=integer(data.get("bad_out")) or 0,
         makers=tuple(map(_maker, _list(data.get("sources")))),
@@ -304,11 +306,6 @@ def _op(event: Mapping[str, Any]) -> Op | None:
         made_at=_made_at(event),
         settings=data["settings"] if isinstance(data.get("settings"), Mapping) else {},
     )
-
-
-def _is_hand_written(node: str | None) -> bool:
-    """Whether a node runs the ``backward`` of somebody's function: torch numbers its own nodes (``PowBackward0``)."""
-    return node is not None and not node[-1:].isdigit()
 
 
 def _made_at(event: Mapping[str, Any]) -> tuple[Source, ...]:

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from precdoctor.diagnosis.analyses.histories import by_optimizer
+from precdoctor.diagnosis.analyses.parameters import parameter_label, recorded_parameters
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Rule
-from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.rows import integer, text
+from precdoctor.diagnosis.claims.words import named, percent, plural
+from precdoctor.diagnosis.survey.rows import Parameter, integer, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
@@ -70,16 +71,21 @@ def finding(rule: Rule, view: RunView, found: Unzeroed, limit: float, exploded: 
     steps = [s for s in by_optimizer(view).get((found.process, found.optimizer), ()) if s.complete]
     never = found.steps >= len(steps) - 1
     norms = [s.grad_norm for s in _steps_inside(steps, found) if s.grad_norm is not None]
-    what = "`zero_grad()` is never called" if never else f"no `zero_grad()` for {plural(found.steps, 'step')}"
+    own = _own_weights(view, found)
+    whose = f" for the weights of `{found.optimizer}`" if own else ""
+    what = "`zero_grad()` is never called" + whose
+    what = what if never else f"no `zero_grad()`{whose} for {plural(found.steps, 'step')}"
+    root, module = own[0][:2] if own else (found.root, "" if found.root else None)
     severities = [Severity.WARNING] if exploded is None else [Severity.WARNING, exploded.severity]
     return rule.finding(
         severity=max(severities, key=lambda s: s.weight),
         confidence=0.95,
         title=f"{what}: each step applies the sum of all gradients since step {found.since}",
-        message=_message(steps, norms, found, limit) + (f" {exploded.message}" if exploded is not None else ""),
+        message=_message(steps, norms, found, limit)
+        + (f" `{found.optimizer}` holds {named([parameter_label(p) for p in own])}." if own else "")
+        + (f" {exploded.message}" if exploded is not None else ""),
         location=Location(
-            root=found.root, module="" if found.root else None, phase=Phase.OPTIMIZER, step=found.since,
-            **vars(found.process),
+            root=root, module=module, phase=Phase.OPTIMIZER, step=found.since, **vars(found.process)
         ),
         cause="gradients-not-zeroed",
         evidence={
@@ -96,6 +102,19 @@ def finding(rule: Rule, view: RunView, found: Unzeroed, limit: float, exploded: 
         },
         prescription=cure(steps, found),  # clipping would not remove the cause
     )  # fmt: skip
+
+
+def _own_weights(view: RunView, found: Unzeroed) -> list[Parameter]:
+    """Return the weights of the optimizer, in the model's order, if another one holds others; else none."""
+    names = [text(o.get("name")) for o in view.facts(found.process).get("optimizers") or ()]
+    own, others = [], False
+    for place, p in recorded_parameters(view, found.process):
+        group = p.get("group") or (None,)
+        if type(group[0]) is int and group[0] < len(names):
+            is_own = names[group[0]] == found.optimizer
+            own += [place] if is_own else []
+            others = others or not is_own
+    return own if others else []
 
 
 def _steps_inside(steps: Sequence[StepFacts], found: Unzeroed) -> list[StepFacts]:

@@ -68,7 +68,7 @@ class OpRecord:
     #: Badness of each floating-point operand; only filled in if the result is bad.
     bad_in: tuple[int, ...] = ()
     bad_out: int = 0
-    #: For backward ops: the name of the autograd node, and the index of its forward op.
+    #: For backward ops: the name of the autograd node, and the index of its forward op (None if written by hand).
     node: str | None = None
     forward: int | None = None
     facts: dict[str, Any] = field(default_factory=dict)
@@ -154,9 +154,11 @@ class Tracer(Retiring):
         elif node is not None or torch._C._current_graph_task_id() != -1:
             record.phase = "backward"
             record.node = _STANDS_FOR.sub(r"\1", node.name()) if node is not None else None
-            record.forward = self._made_by_sequence.get(node._sequence_nr()) if node is not None else None
-            if record.forward is not None:
-                made = self.records[record.forward]
+            forward = self._made_by_sequence.get(node._sequence_nr()) if node is not None else None
+            if forward is not None:
+                made = self.records[forward]
+                # The ops in the forward pass of a user's function have no derivative of their own.
+                record.forward = forward if (record.node or "")[-1:].isdigit() else None
                 record.module, record.root = made.module, made.root
                 record.line = made.line if self.line is not None else line or made.line
         self.records.append(record)

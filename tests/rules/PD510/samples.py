@@ -150,6 +150,27 @@ def a_head_for_other_classes() -> Training:
     return run
 
 
+def unfrozen(*, at: int = 4, given: bool = False) -> Training:
+    """The head is frozen as the optimizer is made, and gets gradients from step ``at`` on."""
+    run = with_groups((), []) if given else with_groups(("head",), [])
+    (root,) = run.facts["roots"]
+    frozen = [{k: v for k, v in p.items() if k != "group"} | {"requires_grad": False} for p in root["parameters"]]
+    parameters = [f if p["module"] == "head" else p for p, f in zip(root["parameters"], frozen, strict=True)]
+    run.facts = {**run.facts, "roots": [{**root, "parameters": parameters}]}
+    for step, rows in run.tensors.items():
+        gone = ("weight_grad", "weight_grad_step", "update") if step < at else ()
+        run.tensors[step] = [r for r in rows if not (r["module"] == "head" and r["kind"] in gone)]
+    return run
+
+
+def unfrozen_and_given_to_the_optimizer() -> Training:
+    return unfrozen(given=True)
+
+
+def unfrozen_for_a_few_steps() -> Training:
+    return unfrozen(at=6)
+
+
 def held_and_still(
     modules: tuple[str, ...],
     *,
@@ -279,6 +300,7 @@ def adapters_trained_late() -> Training:
 
 
 FIRING = {
+    "unfrozen": Sample(unfrozen, 4, module="head", severity="warning", says=("unfrozen by step 4", "8 sampled steps")),
     "replaced": Sample(
         a_head_replaced_behind_the_optimizers_back, 0, module="head", kind="weight_grad", bare=True,
         says=("no optimizer holds 1 weight of `head`", "`AdamW#0` holds"), evidence={"weights": ["head.weight"]},
@@ -353,6 +375,8 @@ HEALTHY = {
         adapters_trained_late,
         a_pooler_without_use,
         a_discriminator_before_its_start,
+        unfrozen_and_given_to_the_optimizer,
+        unfrozen_for_a_few_steps,
         Training,
     )
 }

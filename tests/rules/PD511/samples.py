@@ -1,5 +1,7 @@
 """Schedules that end too early, and schedules that touch zero."""
 
+import math
+
 from tests.support.samples import Sample
 from tests.support.training import Training
 
@@ -29,7 +31,16 @@ def zero_from_the_beginning() -> Training:
 
 
 def small_to_the_end() -> Training:
-    return rates(1e-3, 1e-9)
+    """Two phases: a fine-tuning at a hundredth of the rate."""
+    return rates(*[1e-3] * 4, 1e-5)
+
+
+def exponential_to_a_millionth() -> Training:
+    return rates(*[10 ** (-6 * n / 80) for n in range(80)], steps=80)
+
+
+def cosine() -> Training:
+    return rates(*[1.0 + math.cos(math.pi * n / 80) for n in range(81)], steps=80)
 
 
 def a_long_tail() -> Training:
@@ -49,13 +60,18 @@ FIRING = {
         per_micro_batch, 10, module=None, kind=None, severity="warning", bare=True, says=("the last 70 of 80 steps",)
     ),
     "decays_on_every_step": Sample(
-        lambda: rates(*[0.5**n for n in range(60)], steps=60), 24, module=None, kind=None, severity="warning",
-        bare=True, says=("decayed to 1.73e-18", "60 % of the steps"), evidence={"idle_steps": 36},
+        lambda: rates(*[0.5**n for n in range(60)], steps=60), 11, module=None, kind=None, severity="warning",
+        bare=True, says=("decayed to 1.73e-18", "82 % of the steps"), evidence={"idle_steps": 49},
+    ),
+    "a_step_schedule_advanced_per_batch": Sample(
+        lambda: rates(*[0.8 ** (n // 4) for n in range(300)], steps=300), 137, module=None, kind=None,
+        severity="warning", bare=True, says=("hardly move the weights", "limit 0.00049"),
     ),
 }  # fmt: skip
 HEALTHY = {
     f.__name__: f
     for f in (
         warm_up_from_zero, zero_from_the_beginning, small_to_the_end, a_long_tail, too_few_steps, Training,
+        exponential_to_a_millionth, cosine,
     )
 }  # fmt: skip

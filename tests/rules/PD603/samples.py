@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 
 from tests.support.samples import Sample
-from tests.support.training import Training, find, normal
+from tests.support.training import FACTS, Training, find, normal
 
 
 def run(norm: Callable[[int], float], loss: Callable[[int], float], steps: int = 30) -> Training:
@@ -140,6 +140,16 @@ def never_zeroed() -> Training:
     return kept(29)
 
 
+def one_of_two_is_never_zeroed() -> Training:
+    """Two optimizers hold a part of the model each, and one of them has no ``zero_grad()``."""
+    training = never_zeroed()
+    (root,), (first,) = FACTS["roots"], FACTS["optimizers"]
+    parameters = [{**p, "group": [int(not p["module"].startswith("blocks.0.mlp")), 0]} for p in root["parameters"]]
+    optimizers = [first, {**first, "name": "AdamW#1"}]
+    training.facts = {**FACTS, "roots": [{**root, "parameters": parameters}], "optimizers": optimizers}
+    return training
+
+
 def zeroed_once_an_epoch() -> Training:
     return kept(9, until=19)
 
@@ -157,6 +167,10 @@ FIRING = {
         never_zeroed, 0, module="", cause="gradients-not-zeroed", severity="warning", bare=True,
         says=("is never called", "the sum of 30 backward passes", "0.5 at the first one and 15 at the last"),
         evidence={"summed_passes": 30, "kept_steps": 29},
+    ),
+    "one_of_two_is_never_zeroed": Sample(
+        one_of_two_is_never_zeroed, 0, module="blocks.0.mlp.up", cause="gradients-not-zeroed", severity="warning",
+        bare=True, says=("never called for the weights of `AdamW#0`", "holds `blocks.0.mlp.up.weight`"),
     ),
     "zeroed_once_an_epoch": Sample(
         zeroed_once_an_epoch, 10, severity="warning", bare=True, says=("no `zero_grad()` for 9 steps",)

@@ -14,7 +14,12 @@ from precdoctor.diagnosis.claims.relations import when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import named, percent, plural
 from precdoctor.diagnosis.families.updates.cleared_gradients_held import Untrained, same_weights, untrained
-from precdoctor.diagnosis.families.updates.cleared_gradients_replaced import replaced_weights
+from precdoctor.diagnosis.families.updates.cleared_gradients_unheld import (
+    replaced_finding,
+    replaced_weights,
+    unfrozen_finding,
+    unfrozen_weights,
+)
 from precdoctor.diagnosis.survey.frames import (
     AT,
     PARAMETER,
@@ -27,8 +32,8 @@ from precdoctor.diagnosis.survey.frames import (
     rows_of,
     step_values,
 )
-from precdoctor.diagnosis.survey.rows import Parameter, integer, location, tensor_location
-from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
+from precdoctor.diagnosis.survey.rows import integer, location, tensor_location
+from precdoctor.diagnosis.survey.view import Process, RunView
 
 PAGE = RulePage(
     finds="""
@@ -43,6 +48,8 @@ Also weights in no optimizer that get non-zero gradients on `min_steps` sampled 
 parameters of the same shape that belong to no model and had no gradient at its first step: the parameters were replaced
 after the optimizer was made. If none of its parameters has such a shape, those count that differ in one dimension, as a
 head for another number of classes does. A layer that is left out of the optimizer on purpose has no such counterpart.
+Nor has one that was frozen when the optimizer was made: if it gets gradients later, on `min_steps` sampled steps, and
+no optimizer gets them, that is a warning. Somebody has unfrozen it.
 
 Also weights that an optimizer holds and never moves in `min_steps` of its steps, while others are trained. An error is
 an optimizer that gets no gradient, although backward passes leave its weights some. A warning is about weights whose
@@ -110,8 +117,11 @@ def check(view: RunView, options: Options) -> Checked:
     for process in view.processes:
         replaced = replaced_weights(view, process)
         ungiven = _not_given(rows, gradients) if replaced[1] else gradients
-        if replaced[1] and (found := _replaced_finding(process, *replaced, ungiven, options)) is not None:
+        if replaced[1] and (found := replaced_finding(RULE, process, *replaced, ungiven, options)) is not None:
             return Checked([found], f"{plural(len(replaced[1]), 'weight')} in no optimizer")
+        unfrozen = unfrozen_weights(view, process, rows)
+        if unfrozen and (found := unfrozen_finding(RULE, process, unfrozen, gradients, options)) is not None:
+            return Checked([found], f"{plural(len(unfrozen), 'weight')} unfrozen, in no optimizer")
     dropped = check_facts(view, ("dropped",), lambda _: 1.0, lambda g: _dropped_finding(view, g), seen="",
                           keep=lambda g: stands(view, g))  # fmt: skip
     if dropped.findings:
@@ -309,67 +319,6 @@ def _dropped_finding(view: RunView, group: Group) -> Finding:
             predicted={"micro_steps": {"from": 1, "to": most}},
             snippet="optimizer.zero_grad()\nfor batch in micro_batches:\n"
             "    (compute_loss(batch) / len(micro_batches)).backward()\noptimizer.step()\n",
-        ),
-    )
-
-
-_SNIPPET = """model = build()  # replace layers, load, convert and wrap first
-optimizer = torch.optim.AdamW(model.parameters())  # then
-"""
-
-
-def _replaced_finding(
-    process: Process,
-    optimizer: str,
-    replaced: frozenset[Parameter],
-    same: bool,
-    gradients: pd.DataFrame,
-    options: Options,
-) -> Finding | None:
-    """Return the finding about replaced weights; None unless they get gradients on enough sampled steps.
-
-    Args:
-        process, optimizer, replaced, same: as in :func:`replaced_weights`.
-        gradients: one row per step and weight whose gradient, after the backward pass, is not all zeros, and that no
-            optimizer was given.
-        options: of the rule.
-    """
-    rows = gradients[(gradients["rank"] == process.rank) & (gradients["attempt"] == process.attempt)]
-    rows = rows.loc[np.array([place in replaced for place in parameters(rows)], dtype=bool)]  # may be empty
-    steps = sorted(set(rows["step"].tolist()))
-    if len(steps) < options["min_steps"]:
-        return None
-    first = rows.iloc[firsts(groups(rows, IDENTITY))]
-    weights = sorted(set(parameters(first)))
-    labels = [parameter_label(p) for p in weights]
-    count = len(weights)
-    shapes = "of the same shapes" if same else "whose shapes differ in one dimension"
-    root = weights[0][0]
-    modules = {module for _, module, _ in weights}
-    module = modules.pop() if len(modules) == 1 else ""  # else the whole model is the place
-    return RULE.finding(
-        confidence=0.95 if same else 0.9,
-        title=f"no optimizer holds {plural(count, 'weight')} of `{module or root}`, and `{optimizer}` holds "
-        f"as many that no model has, {shapes}",
-        message=(
-            f"{named(labels)} got non-zero gradients on {plural(len(steps), 'sampled step')} (limit "
-            f"{options['min_steps']:g}), and no optimizer holds them. `{optimizer}` holds {count:,} "
-            f"others {shapes}; they belong to no model and had no gradient at its first step. Most likely the "
-            "parameters were replaced after the optimizer was made; those in the model stay as they are."
-        ),
-        location=tensor_location((root, module), "", "weight_grad", Phase.OPTIMIZER, process, steps[0]),
-        evidence={
-            "weights": labels[:16],
-            "optimizer": optimizer,
-            "steps": len(steps),
-            "limit": options["min_steps"],
-            "confidence_reason": "parameters were compared by identity when the log of the process was written",
-        },
-        prescription=Prescription(
-            title=f"make the optimizer after the model has its final parameters: weights in no optimizer {count} -> 0",
-            change={"order": {"from": "optimizer, then model", "to": "model, then optimizer"}},
-            predicted={"weights_in_no_optimizer": {"from": count, "to": 0}},
-            snippet=_SNIPPET,
         ),
     )
 

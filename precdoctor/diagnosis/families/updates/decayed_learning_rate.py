@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from statistics import median
 
 from precdoctor.diagnosis.analyses.histories import by_optimizer
@@ -14,12 +15,12 @@ from precdoctor.diagnosis.survey.view import Process, RunView
 
 PAGE = RulePage(
     finds="""
-The last steps of a run, if their learning rate is at most `negligible` times the largest of that optimizer: at least
-`min_steps` steps, and `share` of all its steps. The rate of a step is the largest of its parameter groups. Optimizers
-whose rate is always 0 are left out.
+The last steps of a run, if their learning rates together are at most `negligible` of the sum over all steps of that
+optimizer: at least `min_steps` steps, and `share` of all its steps. The rate of a step is the largest of its parameter
+groups. Optimizers whose rate is always 0 are left out.
 """,
     matters="""
-These steps cost as much as any other and change no weight. The loss stops falling, which looks like convergence.
+These steps cost as much as any other and hardly move a weight. The loss stops falling, which looks like convergence.
 Usually a schedule that counts epochs is advanced once per batch, or got the number of epochs as its length. With
 gradient accumulation, one that counts optimizer steps may be advanced once per micro-batch.
 """,
@@ -47,9 +48,7 @@ def check(view: RunView, options: Options) -> Checked:
     longest = 0
     for (process, optimizer), steps in by_optimizer(view).items():
         known = [s for s in steps if s.lr is not None]
-        limit = options["negligible"] * max((s.lr or 0.0 for s in known), default=0.0)
-        moving = [i for i, s in enumerate(known) if (s.lr or 0.0) > limit]
-        idle = known[moving[-1] + 1 :] if moving else []
+        idle = _tail(known, options["negligible"])
         longest = max(longest, len(idle))
         if len(idle) >= max(options["min_steps"], options["share"] * len(known)):
             finding = _finding(process, optimizer, known, idle, options)
@@ -57,25 +56,35 @@ def check(view: RunView, options: Options) -> Checked:
     return Checked((), f"{plural(longest, 'step')} at the end of a decayed learning rate")
 
 
+def _tail(steps: Sequence[StepFacts], most: float) -> Sequence[StepFacts]:
+    """Return the last steps, whose rates together are at most ``most`` of the sum of all; none if all are 0."""
+    left = list(accumulate(s.lr or 0.0 for s in reversed(steps)))[::-1]
+    if not left or not left[0]:
+        return []
+    return steps[next((i for i, rest in enumerate(left) if rest <= most * left[0]), len(left)) :]
+
+
 def _finding(
     process: Process, optimizer: str, known: Sequence[StepFacts], idle: Sequence[StepFacts], options: Options
 ) -> Finding:
-    peak, first, last = max(s.lr or 0.0 for s in known), idle[0], idle[-1].lr or 0.0
-    share = len(idle) / len(known)
+    rates, first, last = [s.lr or 0.0 for s in known], idle[0], idle[-1].lr or 0.0
+    share, peak = len(idle) / len(known), max(rates)
+    part = sum(rates[-len(idle) :]) / sum(rates)
     return RULE.finding(
         confidence=0.9,
         title=f"the learning rate has decayed to {last:.3g}: the last {len(idle):,} of {len(known):,} steps of "
-        f"{optimizer} change nothing",
+        f"{optimizer} hardly move the weights",
         message=(
             f"From step {first.step:,} on the learning rate of {optimizer} is at most {first.lr:.3g}; its largest is "
-            f"{peak:.3g}. An update so much smaller is below half an ulp of FP32 weights, so {percent(share)} of the "
-            f"steps (limit {percent(options['share'])}) leave the weights as they are."
+            f"{peak:.3g}. The rates of these {percent(share)} of the steps (limit {percent(options['share'])}) are "
+            f"together {part:.2g} of the sum of all (limit {options['negligible']:.2g})."
         ),
         location=Location(phase=Phase.OPTIMIZER, rank=process.rank, step=first.step),
         evidence={
             "idle_steps": len(idle),
             "share": share,
             "limit": options["share"],
+            "part_of_rates": part,
             "largest_rate": peak,
             "last_rate": last,
             "confidence_reason": "the learning rate is recorded on every step",
@@ -121,8 +130,9 @@ RULE = Rule(
     triage=Triage.OPTIMIZER,
     page=PAGE,
     options=(
-        RuleOption("negligible", 2.0**-24, "fraction", "Largest rate that counts as none, as a share of the peak.",
-                   "Half an ulp of FP32 at 1.", maximum=1.0),
+        RuleOption("negligible", 2.0**-11, "fraction", "Largest part of the sum of all rates that counts as none.",
+                   "The last half has as much if an exponential schedule ends at 2^-22; of a cosine it has 0.18.",
+                   maximum=1.0),
         RuleOption("min_steps", 16.0, "steps", "Minimum number of steps at such a rate.", minimum=1.0),
         RuleOption("share", 0.5, "fraction", "Minimum share of the optimizer's steps.",
                    "Chosen empirically: half of the run; schedules may end with a long tail.", maximum=1.0),
