@@ -10,8 +10,8 @@ top-level modules returned; it is read
 
 If all of that is finite, the loss is looked for among the variables of the user's code that is running: the script has
 just read it there. At the end, the losses and gradients of a step with a backward pass are read too. If an exception
-about NaN or infinities ends the script, every tensor that autograd has computed is looked at in the functions it has
-left (``torch.multinomial`` and distributions refuse NaN), and a call or a backward pass that has raised is replayed.
+about NaN or infinities ends the script (``torch.multinomial`` and distributions refuse NaN), all tensors that autograd
+has computed are read from the frames of its traceback, and a call or a backward pass that has raised is replayed.
 """
 
 from __future__ import annotations
