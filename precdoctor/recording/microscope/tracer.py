@@ -225,8 +225,7 @@ class Tracer(Retiring):
         key = storage_key(x)
         if key is None:
             return External("constant")
-        with _disable_current_modes():
-            writers = self._writers.of(x)
+        writers = self._writers.of(x)
         return writers if writers is not None else self._known.get(key, External("constant"))
 
     def made(self, x: Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from precdoctor.recording.ops.dispatched_ops import storage_key
 from precdoctor.recording.ops.tensor_facts import readable
@@ -56,13 +57,14 @@ class Writers:
             self.made(x, index)
             return
         parts = self._parts.get(key)
-        if parts is None and elements <= self._room:
-            self._room -= elements
-            parts = self._parts[key] = torch.full((elements,), -1, dtype=torch.int32, device=x.device)
-        if parts is not None and parts.numel() == elements:
-            parts.as_strided(x.shape, x.stride(), x.storage_offset()).fill_(index)
-        else:
-            self._whole[key] = (*self._whole.get(key, ()), index)[-_MAX_WRITERS:]
+        with _disable_current_modes():
+            if parts is None and elements <= self._room:
+                self._room -= elements
+                parts = self._parts[key] = torch.full((elements,), -1, dtype=torch.int32, device=x.device)
+            if parts is not None and parts.numel() == elements:
+                parts.as_strided(x.shape, x.stride(), x.storage_offset()).fill_(index)
+            else:
+                self._whole[key] = (*self._whole.get(key, ()), index)[-_MAX_WRITERS:]
 
     def of(self, x: Tensor) -> tuple[int, ...] | None:
         """Return the ops that wrote a tensor's non-finite values, or all of its values if it has none.
@@ -75,12 +77,13 @@ class Writers:
             return self._whole.get(key) if key is not None else None
         if parts.numel() != x.untyped_storage().nbytes() // x.element_size():
             return self.all_of(x)
-        last = parts.as_strided(x.shape, x.stride(), x.storage_offset())
-        real = readable(x.detach())
-        bad = None if real is None else ~torch.isfinite(real)
-        if bad is not None and bad.dim() > last.dim():
-            bad = bad.any(-1)  # of complex numbers
-        found = (last if bad is None or not bool(bad.any()) else last[bad]).unique().tolist()
+        with _disable_current_modes():
+            last = parts.as_strided(x.shape, x.stride(), x.storage_offset())
+            real = readable(x.detach())
+            bad = None if real is None else ~torch.isfinite(real)
+            if bad is not None and bad.dim() > last.dim():
+                bad = bad.any(-1)  # of complex numbers
+            found = (last if bad is None or not bool(bad.any()) else last[bad]).unique().tolist()
         whole = self._whole.get(key, ()) if -1 in found else ()
         return (*whole, *(i for i in found if i >= 0)) or None
 

@@ -222,6 +222,11 @@ def an_optimizer_behind_its_zero_grad() -> Training:
     return held_and_still(("emb",), gradients=True, optimizer=1)
 
 
+def two_layers_whose_gradients_are_removed() -> Training:
+    """By surgery on gradients, or to freeze them: nothing says which."""
+    return held_and_still((_UP, _DOWN), gradients=True)
+
+
 def an_optimizer_that_gets_gradients() -> Training:
     """A norm says so: something else keeps the bits, such as a rate that rounds away."""
     run = an_optimizer_behind_its_zero_grad()
@@ -300,6 +305,10 @@ def adapters_trained_late() -> Training:
 
 
 FIRING = {
+    "removed": Sample(
+        two_layers_whose_gradients_are_removed, 0, module="blocks.0.mlp", severity="info",
+        says=("never moves 2 weights", "Unless they are frozen on purpose"),
+    ),
     "unfrozen": Sample(unfrozen, 4, module="head", severity="warning", says=("unfrozen by step 4", "8 sampled steps")),
     "replaced": Sample(
         a_head_replaced_behind_the_optimizers_back, 0, module="head", kind="weight_grad", bare=True,

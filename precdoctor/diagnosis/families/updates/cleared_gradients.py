@@ -55,7 +55,8 @@ Also weights that an optimizer holds and never moves in `min_steps` of its steps
 an optimizer that gets no gradient, although backward passes leave its weights some. A warning is about weights whose
 modules are called and that never get a gradient on the sampled steps (`no_grad`, `detach`). They must be meant for
 training: they have an optimizer to themselves, or a parameter group at a rate of its own, or the rest of their
-module is mostly frozen. A frozen encoder in the optimizer of everything stays silent.
+module is mostly frozen. A frozen encoder in the optimizer of everything stays silent. A note is about weights without
+such a sign whose gradients are made on `min_steps` sampled steps, and are gone or zero at all of the optimizer's steps.
 
 Also micro-steps that do not accumulate: on deep-scanned steps with several backward passes the gradients of the first
 pass are gone, or zero, when the second one begins, and no op has read them (a sum of one's own, a projection, an attack
@@ -85,6 +86,9 @@ parameters of another shape, and for modules under `no_grad`; 0.8 if their outpu
 _COLUMNS = ("numel", "zero", "nan", "pos_inf", "neg_inf", "fingerprint")
 _KINDS = ("weight", "weight_grad", "weight_grad_step", "update")
 _ORDER = "optimizer.zero_grad()\nloss.backward()\noptimizer.step()\n"
+_WRITTEN = """for parameter, gradient in zip(model.parameters(), merged):  # all of them, not one part of the model
+    parameter.grad = gradient
+"""
 _GRADIENT = """with torch.no_grad():
     x = frozen(x)
 x = adapter(x)  # outside, like all that is behind it up to the loss
@@ -258,11 +262,17 @@ def _finding(starved: pd.DataFrame, of: int, only: str, options: Options) -> Fin
 def _held_finding(held: Untrained, options: Options) -> Finding:
     """Return the finding about weights that an optimizer holds and never moves."""
     labels, count = [parameter_label(p) for p in held.weights], len(held.weights)
+    meant = "Unless they are frozen on purpose,"
+    meant = f"They are meant for training: {held.meant}. Most likely" if held.meant else meant
     if held.made:
         happens = f"The backward pass left gradients on {plural(held.made, 'sampled step')}, and they were gone or zero"
         cause = "`zero_grad()` runs between `backward()` and this optimizer's `step()`"
         change = {"order": {"from": "zero_grad before step", "to": "zero_grad before backward"}}
         remedy, snippet = "zero the gradients before `backward`, or after `step`", _ORDER
+        if not held.meant:
+            cause = "code that writes gradients back (for several losses, say) leaves these out, or clears them"
+            change = {"gradient": {"from": "removed", "to": "from the loss"}}
+            remedy, snippet = "write the gradients of all trained weights back", _WRITTEN
     else:
         happens = "Their modules were called, and no backward pass left a gradient"
         under = "they are called under `torch.no_grad()`"
@@ -270,14 +280,14 @@ def _held_finding(held: Untrained, options: Options) -> Finding:
         change = {"gradient": {"from": "none", "to": "from the loss"}}
         remedy, snippet = "call the module with gradients", _GRADIENT
     return RULE.finding(
-        severity=Severity.ERROR if held.made else Severity.WARNING,
+        severity=Severity.INFO if not held.meant else Severity.ERROR if held.made else Severity.WARNING,
         confidence=0.95 if held.made else 0.9 if held.blocked else 0.8,
         title=f"`{held.optimizer}` never moves {plural(count, 'weight')} of "
         f"`{held.module[1] or held.module[0]}`{' and others' if held.others else ''}: it is given no gradient of them",
         message=(
             f"`{held.optimizer}` holds {named(labels)}, and made {plural(held.steps, 'step')} (limit "
             f"{options['min_steps']:g}) at a learning rate above 0. {happens}; on the sampled steps other weights got "
-            f"theirs. They are meant for training: {held.meant}. Most likely {cause}."
+            f"theirs. {meant} {cause}."
         ),
         location=tensor_location(held.module, "", "weight_grad", Phase.OPTIMIZER, held.process, held.first),
         evidence={

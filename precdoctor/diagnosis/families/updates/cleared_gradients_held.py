@@ -1,12 +1,15 @@
 """PD510, weights that an optimizer holds and that never get a gradient from it, while other weights are trained.
 
 A weight that is in the optimizer need not be meant for training: a frozen encoder often stays there. What says that it
-is meant: an optimizer or a parameter group of its own, or neighbours that were frozen one by one (adapters).
+is meant: an optimizer or a parameter group of its own, or neighbours that were frozen one by one (adapters). Without
+such a sign, weights whose gradients are made and then removed are worth a note: some training recipes freeze a layer
+like that, and surgery on gradients that writes back too few looks the same.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,7 +30,7 @@ class Untrained:
     Attributes:
         process, optimizer: where they are; name of the optimizer.
         weights: in the model's order.
-        meant: why they are meant for training, in words.
+        meant: why they are meant for training, in words; empty if nothing says so.
         module: the largest module that holds the first of them and no other weights.
         steps: number of the optimizer's steps at a learning rate above 0.
         first: the first sampled step.
@@ -78,14 +81,19 @@ def untrained(view: RunView, rows: pd.DataFrame, made: pd.DataFrame, min_steps: 
             continue
         given = set(parameters(mine[mine["kind"] == "weight_grad"]))
         silent = _silent(view, process, starved - given, min_steps)
-        held = _held(view, process)
+        held, made_on = _held(view, process), Counter(parameters(gradients))
         for number, facts in enumerate(view.facts(process).get("optimizers") or ()):
             name = text(facts.get("name"))
             steps = [s for s in view.timeline[process] if s.optimizer == name and s.complete and not s.skipped and s.lr]
             if len(steps) < min_steps:
                 continue
             own = [h for h in held if h.group is not None and h.group[0] == number and h.trainable]
-            for weights, meant in _meant(own, held, steps, name, starved, silent):
+            removed = tuple(h.place for h in own if h.place in starved and made_on[h.place] >= min_steps)
+            meant_or_removed = (
+                *_meant(own, held, steps, name, starved, silent),
+                *([(removed, "")] if 0 < len(removed) < len(own) else []),
+            )
+            for weights, meant in meant_or_removed:
                 seen = gradients[[p in weights for p in parameters(gradients)]]
                 count = firsts(groups(seen, AT)).size
                 if count < min_steps and not silent.keys() >= set(weights):  # zeros, as at a loss weight of 0
