@@ -81,6 +81,13 @@ class Op:
         return node.rstrip("0123456789").removesuffix("Backward") if node[-1:].isdigit() else ""
 
     @property
+    def runs_in_hook(self) -> bool:
+        """Whether a hook ran the op: these nodes of torch's compute nothing by themselves."""
+        return (
+            (self.node or "").removeprefix("torch::autograd::").startswith(("AccumulateGrad", "BackwardHookFunction"))
+        )
+
+    @property
     def function_name(self) -> str:
         """Of a backward op: the name of the function it belongs to (``SafeNorm``); its own without one."""
         name = (self.node or self.short).removesuffix("Backward")

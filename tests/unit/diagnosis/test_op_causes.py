@@ -371,6 +371,14 @@ def test_a_function_of_the_script_that_is_called_like_one_of_torch_is_not_it():
     assert cause_of(replay("backward", by_hand)).name == "division-by-zero"
 
 
+def test_ops_of_hooks_are_told_by_nodes_that_compute_nothing():
+    nodes = ("torch::autograd::AccumulateGrad", "BackwardHookFunctionBackward", "AddmmBackward0", "NormBackward", None)
+    ops = [op(3, "aten.div.Tensor", phase="backward", node=node) for node in nodes]
+
+    assert [o.runs_in_hook for o in ops] == [True, True, False, False, False]
+    assert [o.function_name for o in ops[3:]] == ["Norm", "div"]
+
+
 @pytest.mark.parametrize("name", ["masked_fill.Scalar", "scalar_tensor.default", "fill_.Scalar"])
 def test_a_nan_that_the_code_fills_in_is_a_constant(name):
     cause = cause_of(replay("forward", op(3, f"aten.{name}", bad_out=NAN)))

@@ -95,6 +95,8 @@ def _title(view: RunView, incident: Incident, culprit: Culprit) -> str:
     elif incident.poison is not None:
         buffer = incident.poison.poisoned[0].full_name
         title = f"{op.short} in {place} makes buffer `{buffer}` non-finite{incident.unseen_words}"
+    elif op.phase == "backward" and op.runs_in_hook:
+        title = f"{op.short} in a hook on a gradient makes the first non-finite gradient"
     elif op.phase == "backward":
         name = forward_op.short if (forward_op := culprit.forward_op) is not None else op.function_name
         title = f"the backward pass of {name} in {place} makes the first non-finite gradient"
