@@ -56,7 +56,7 @@ an optimizer that gets no gradient, although backward passes leave its weights s
 modules are called and that never get a gradient on the sampled steps (`no_grad`, `detach`). They must be meant for
 training: they have an optimizer to themselves, or a parameter group at a rate of its own, or the rest of their
 module is mostly frozen. A frozen encoder in the optimizer of everything stays silent. A note is about weights without
-such a sign whose gradients are made on `min_steps` sampled steps, and are gone or zero at all of the optimizer's steps.
+such a sign whose gradients are made on `min_steps` sampled steps, and are gone at all of the optimizer's steps.
 
 Also micro-steps that do not accumulate: on deep-scanned steps with several backward passes the gradients of the first
 pass are gone, or zero, when the second one begins, and no op has read them (a sum of one's own, a projection, an attack

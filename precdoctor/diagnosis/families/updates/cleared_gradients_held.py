@@ -79,8 +79,8 @@ def untrained(view: RunView, rows: pd.DataFrame, made: pd.DataFrame, min_steps: 
         starved = _starved(mine, min_steps)
         if not starved or gradients.empty:
             continue
-        given = set(parameters(mine[mine["kind"] == "weight_grad"]))
-        silent = _silent(view, process, starved - given, min_steps)
+        made_by_pass, given = (set(parameters(mine[mine["kind"] == k])) for k in ("weight_grad", "weight_grad_step"))
+        silent = _silent(view, process, starved - made_by_pass, min_steps)
         held, made_on = _held(view, process), Counter(parameters(gradients))
         for number, facts in enumerate(view.facts(process).get("optimizers") or ()):
             name = text(facts.get("name"))
@@ -88,12 +88,9 @@ def untrained(view: RunView, rows: pd.DataFrame, made: pd.DataFrame, min_steps: 
             if len(steps) < min_steps:
                 continue
             own = [h for h in held if h.group is not None and h.group[0] == number and h.trainable]
-            removed = tuple(h.place for h in own if h.place in starved and made_on[h.place] >= min_steps)
-            meant_or_removed = (
-                *_meant(own, held, steps, name, starved, silent),
-                *([(removed, "")] if 0 < len(removed) < len(own) else []),
-            )
-            for weights, meant in meant_or_removed:
+            candidates = _meant(own, held, steps, name, starved, silent)
+            removed = _removed(own, starved - given, made_on, min_steps)
+            for weights, meant in (*candidates, *removed):
                 seen = gradients[[p in weights for p in parameters(gradients)]]
                 count = firsts(groups(seen, AT)).size
                 if count < min_steps and not silent.keys() >= set(weights):  # zeros, as at a loss weight of 0
@@ -187,6 +184,22 @@ def _meant(
     chosen = _chosen(own, held, silent)
     if chosen:
         yield chosen, f"most weights around them were frozen, and `{name}` was given these"
+
+
+def _removed(
+    own: Sequence[_Held], starved: set[Parameter], made_on: Mapping[Parameter, int], min_steps: float
+) -> Iterator[tuple[tuple[Parameter, ...], str]]:
+    """Yield the weights of an optimizer whose gradients are made and then removed, unless that are all it has.
+
+    Args:
+        own: the trainable weights of the optimizer.
+        starved: weights that have no gradient at its steps and keep their bits.
+        made_on: number of sampled steps on which a weight has a gradient after the backward pass.
+        min_steps: fewest such steps.
+    """
+    weights = tuple(h.place for h in own if h.place in starved and made_on[h.place] >= min_steps)
+    if 0 < len(weights) < len(own):
+        yield weights, ""
 
 
 def _with_own_rate(
