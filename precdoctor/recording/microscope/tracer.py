@@ -226,7 +226,7 @@ class Tracer(Retiring):
         if key is None:
             return External("constant")
         writers = self._writers.of(x)
-        return writers if writers is not None else self._known.get(key, External("constant"))
+        return writers or self._known.get(key, External("constant"))
 
     def made(self, x: Tensor) -> bool:
         """Return whether an op of the trace has written to or allocated the tensor's memory."""

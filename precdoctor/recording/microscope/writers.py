@@ -16,35 +16,36 @@ _MAX_WRITERS = 64
 
 
 class Writers:
-    """The ops, by index, that last wrote to each tensor's memory.
+    """The ops, by index, that wrote to each tensor's memory.
 
     A buffer may be filled part by part (``out[:, t] = ...``). The last writer of each of its elements is remembered
     then, so that only those of non-finite values are blamed.
     """
 
     def __init__(self) -> None:
-        #: By :func:`storage_key`: the ops that wrote to all of it, or to unknown parts.
-        self._whole: dict[int, tuple[int, ...]] = {}
-        #: Likewise: the last op that wrote to each element, -1 for none since the whole was written.
-        self._parts: dict[int, Tensor] = {}
+        #: By :func:`storage_key`: the last ops that wrote to it since all of it was written.
+        self._all: dict[int, tuple[int, ...]] = {}
+        #: Likewise, where parts were written: the ops that wrote the whole before, and the last writer of each element
+        #: since (-1: none).
+        self._parts: dict[int, tuple[tuple[int, ...], Tensor]] = {}
         self._room = _MAX_ELEMENTS
 
     def clear(self) -> None:
         """Forget all writers."""
-        self._whole.clear()
+        self._all.clear()
         self._parts.clear()
         self._room = _MAX_ELEMENTS
 
     def forget(self, x: Tensor) -> None:
         """Forget the writers of a tensor's memory."""
         if (key := storage_key(x)) is not None:
-            self._whole.pop(key, None)
+            self._all.pop(key, None)
             self._drop_parts(key)
 
     def made(self, x: Tensor, index: int) -> None:
         """Note the op that made a tensor."""
         if (key := storage_key(x)) is not None:
-            self._whole[key] = (index,)
+            self._all[key] = (index,)
             self._drop_parts(key)
 
     def wrote(self, x: Tensor, index: int) -> None:
@@ -56,46 +57,45 @@ class Writers:
         if x.numel() >= elements:
             self.made(x, index)
             return
-        parts = self._parts.get(key)
+        before = self._all.get(key, ())
+        self._all[key] = (*before, index)[-_MAX_WRITERS:]
         with _disable_current_modes():
-            if parts is None and elements <= self._room:
+            if key not in self._parts and elements <= self._room:
                 self._room -= elements
-                parts = self._parts[key] = torch.full((elements,), -1, dtype=torch.int32, device=x.device)
-            if parts is not None and parts.numel() == elements:
-                parts.as_strided(x.shape, x.stride(), x.storage_offset()).fill_(index)
-            else:
-                self._whole[key] = (*self._whole.get(key, ()), index)[-_MAX_WRITERS:]
+                self._parts[key] = before, torch.full((elements,), -1, dtype=torch.int32, device=x.device)
+            if (last := self._last_writers(key, x)) is not None:
+                last.fill_(index)
 
-    def of(self, x: Tensor) -> tuple[int, ...] | None:
-        """Return the ops that wrote a tensor's non-finite values, or all of its values if it has none.
+    def of(self, x: Tensor) -> tuple[int, ...]:
+        """Return the ops that wrote a tensor's non-finite values, if it has any, else those that wrote to its memory.
 
-        None if no op of the trace did.
+        Empty if no op of the trace did.
         """
         key = storage_key(x)
-        parts = self._parts.get(key) if key is not None else None
-        if key is None or parts is None:
-            return self._whole.get(key) if key is not None else None
-        if parts.numel() != x.untyped_storage().nbytes() // x.element_size():
+        if key is None or key not in self._parts:
             return self.all_of(x)
         with _disable_current_modes():
-            last = parts.as_strided(x.shape, x.stride(), x.storage_offset())
-            real = readable(x.detach())
-            bad = None if real is None else ~torch.isfinite(real)
-            if bad is not None and bad.dim() > last.dim():
-                bad = bad.any(-1)  # of complex numbers
-            found = (last if bad is None or not bool(bad.any()) else last[bad]).unique().tolist()
-        whole = self._whole.get(key, ()) if -1 in found else ()
-        return (*whole, *(i for i in found if i >= 0)) or None
+            last, real = self._last_writers(key, x), readable(x.detach())
+            if last is None or real is None or bool((finite := torch.isfinite(real)).all()):
+                return self.all_of(x)
+            if finite.dim() > last.dim():
+                finite = finite.all(-1)  # of complex numbers
+            found = last[~finite].unique().tolist()
+        before, _ = self._parts[key]
+        return (*(before if -1 in found else ()), *(i for i in found if i >= 0))
 
     def all_of(self, x: Tensor) -> tuple[int, ...]:
-        """Return the ops that wrote to any part of a tensor's memory."""
+        """Return the ops that wrote to a tensor's memory: to all of it, and to parts of it since."""
         key = storage_key(x)
-        if key is None:
-            return ()
+        return self._all.get(key, ()) if key is not None else ()
+
+    def _last_writers(self, key: int, x: Tensor) -> Tensor | None:
+        """Return the last writers of each element of ``x``; None if they are unknown, or are those of another dtype."""
         parts = self._parts.get(key)
-        found = () if parts is None else (i for i in parts.unique().tolist() if i >= 0)
-        return (*self._whole.get(key, ()), *found)
+        if parts is None or parts[1].numel() != x.untyped_storage().nbytes() // x.element_size():
+            return None
+        return parts[1].as_strided(x.shape, x.stride(), x.storage_offset())
 
     def _drop_parts(self, key: int) -> None:
         if (parts := self._parts.pop(key, None)) is not None:
-            self._room += parts.numel()
+            self._room += parts[1].numel()
