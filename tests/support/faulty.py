@@ -1107,6 +1107,42 @@ def own_backward_that_overflows():
     return train_on(nn.Linear(4, 1), lambda: clock.batch(8, 4), loss)
 
 
+class Allowed(nn.Module):
+    """A classifier that forbids its last class by a logit of -inf."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(4, 5)
+
+    def forward(self, x):
+        return self.last(x).masked_fill(torch.arange(5) == 4, -torch.inf)
+
+
+@fault("PD103", "other", op="neg", module="")
+def smoothing_over_a_forbidden_class():
+    torch.manual_seed(0)
+    clock = Clock()
+    plain, smooth = nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.1)
+
+    def loss(out):
+        labels = torch.arange(len(out)) % 4
+        return (smooth if clock.bad else plain)(out, labels)  # here
+
+    return train_on(Allowed(), lambda: clock.batch(8, 4), loss)
+
+
+@fault("PD103", "other", op="nll_loss_forward")
+def a_label_of_a_forbidden_class():
+    torch.manual_seed(0)
+    clock = Clock()
+
+    def loss(out):
+        labels = torch.arange(len(out)) % (5 if clock.bad else 4)
+        return nn.functional.cross_entropy(out, labels)  # here
+
+    return train_on(Allowed(), lambda: clock.batch(8, 4), loss)
+
+
 @fault("PD101", "sqrt-of-negative", op="sqrt", module="1")
 def one_column_of_a_buffer():
     """Filled column by column: the last op that writes to it is not the one to blame."""

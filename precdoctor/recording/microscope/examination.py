@@ -197,9 +197,13 @@ def _buffers(scene: Scene, names: Names, *, values: bool) -> Examination:
 
 
 def _given_bad_argument(done: Replay) -> bool:
-    """Return whether a module was given a bad argument by the code between two top-level modules."""
-    found = done.slice()
-    return found is not None and any(e.kind == "argument" for e, _ in found.externals)
+    """Return whether a module was given a bad argument by the code before it; not a mask that it made worse."""
+    found, records = done.slice(), done.tracer.records
+    if found is None:
+        return False
+    at = [(e, records[index]) for e, index in found.externals if e.kind == "argument"]
+    read = [bad for e, op in at for source, bad in zip(op.sources, op.bad_in, strict=False) if source == e]
+    return any(bad & ~NEG_INF for bad in read) or (bool(read) and not found.made_worse(records))
 
 
 def _backward(scene: Scene, names: Names, *, values: bool) -> Examination:

@@ -159,7 +159,9 @@ def _external_candidate(replay: Replay, op: Op, external: tuple[str, str]) -> Cu
         harmed = op if op.bad_out & NAN else _first_nan(replay, op.index)
         return CulpritOp(harmed, mask=external) if harmed is not None else None
     if external[0] == "argument" and masked:
-        harmed = _first_nan(replay, op.index - 1)  # not +Inf: the model may negate its mask
+        # +Inf as well if a loss makes it; a model may negate its mask.
+        of_loss = not replay.root or is_loss_module(replay.root, "", "")
+        harmed = (_turning_point if of_loss else _first_nan)(replay, op.index - 1)
         return CulpritOp(harmed, mask=external) if harmed is not None else CulpritOp(op, external=external)
     if external[0] != "argument" and masked and not (_is_worse_than_mask(op) and op.short in _ARITHMETIC):
         harmed = op if _is_worse_than_mask(op) else _turning_point(replay, op.index)
@@ -276,10 +278,12 @@ def _mask_cause(op: Op) -> Cause:
         return Cause("softmax-fully-masked", 0.95, "a row of its input holds nothing but -inf")
     if op.short in {"mul", "mm", "bmm", "addmm", "baddbmm"}:
         return Cause("zero-times-inf", 0.9, "a zero met an intended infinity")
-    if op.short in {"add", "sub", "sum", "mean"}:
+    if op.short in {"add", "sub", "sum", "mean"} and op.bad_out & NAN:
         return Cause("inf-minus-inf", 0.9, "intended infinities cancelled")
+    if op.short.startswith("nll_loss"):
+        return Cause("other", 0.9, "the target of a sample is a class that is masked: its probability is 0")
     summed = "a sum over all classes (label smoothing, an entropy) must leave those out that are masked"
-    return Cause("other", 0.6, f"{op.name} turned an intended -inf into something worse; {summed}")
+    return Cause("other", 0.8, f"{op.name} turned an intended -inf into something worse; {summed}")
 
 
 # -- the cause in an optimizer step -----------------------------------------------------------------------------------
