@@ -48,8 +48,8 @@ Also weights in no optimizer that get non-zero gradients on `min_steps` sampled 
 parameters of the same shape that belong to no model and had no gradient at its first step: the parameters were replaced
 after the optimizer was made. If none of its parameters has such a shape, those count that differ in one dimension, as a
 head for another number of classes does. A layer that is left out of the optimizer on purpose has no such counterpart.
-Nor has one that was frozen when the optimizer was made: if it gets gradients later, on `min_steps` sampled steps, and
-no optimizer gets them, that is a warning. Somebody has unfrozen it.
+A layer that was frozen when the optimizer was made has none either. If somebody unfreezes it, so that it gets non-zero
+gradients on `min_steps` sampled steps, and no optimizer is given these, that is a warning.
 
 Also weights that an optimizer holds and never moves in `min_steps` of its steps, while others are trained. An error is
 an optimizer that gets no gradient, although backward passes leave its weights some. A warning is about weights whose
