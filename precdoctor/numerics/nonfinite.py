@@ -36,6 +36,10 @@ _BOUNDED = _names(
 )
 
 
+#: Ops that write a constant: an infinity among their results may be intended, as in a mask.
+FILLS = _names("masked_fill full full_like new_full fill scalar_tensor where masked_scatter lift_fresh_copy triu tril")
+
+
 def can_make(op: str, kinds: int) -> bool:
     """Whether an op could have made values of these kinds from operands without NaN.
 

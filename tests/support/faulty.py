@@ -1131,6 +1131,27 @@ def smoothing_over_a_forbidden_class():
     return train_on(Allowed(), lambda: clock.batch(8, 4), loss)
 
 
+@fault("PD101", "log-of-nonpositive", op="log", module="")
+def a_log_that_reaches_a_loss_module():
+    """Its -inf is no mask: not what the loss makes of it is to blame."""
+    torch.manual_seed(0)
+    clock = Clock()
+
+    class Classes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(4, 5)
+
+        def forward(self, x):
+            odds = self.last(x).exp()
+            if clock.bad:
+                odds = odds * torch.arange(5).clamp(max=1)
+            return torch.log(odds / odds.sum(1, keepdim=True))  # here
+
+    net, likelihood = Classes(), nn.NLLLoss()
+    return train_on(net, lambda: clock.batch(8, 4), lambda out: likelihood(out, torch.arange(len(out)) % 5))
+
+
 @fault("PD103", "other", op="nll_loss_forward")
 def a_label_of_a_forbidden_class():
     torch.manual_seed(0)

@@ -17,7 +17,7 @@ from precdoctor.recording.microscope.tracer import OpRecord
 from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import Names, unwrap
 from precdoctor.recording.ops.op_facts import Spot, Wanted
-from precdoctor.recording.ops.tensor_facts import NEG_INF, badness, describe
+from precdoctor.recording.ops.tensor_facts import NAN, NEG_INF, POS_INF, badness, describe
 from precdoctor.recording.process import attach
 from precdoctor.recording.scene.root_call import RootCall
 from precdoctor.recording.scene.state_restore import Attributes, RandomState, no_anomalies
@@ -138,7 +138,7 @@ def _forward(scene: Scene, names: Names, *, values: bool, calls: list[RootCall] 
     for call in _relevant_first(scene.calls) if calls is None else calls:
         again = functools.partial(replay, call, names, values=values)
         done = again()
-        if done.bad_outputs and not _given_bad_argument(done):
+        if done.bad_outputs and (not _given_bad_argument(done) or (_is_filled(masked) and _spoils_mask(done))):
             if any(kinds != NEG_INF for _, kinds, _ in done.bad_outputs) or _has_overflowed(done):
                 return _with_facts("forward", done, again)
             masked = masked or (done, again)  # -inf may be a mask (forbidden tokens): later code decides
@@ -151,7 +151,7 @@ def _forward(scene: Scene, names: Names, *, values: bool, calls: list[RootCall] 
     done_loss = _loss_code(scene, "forward", reason, values=values)
     if done_loss.origin is None or done_loss.origin.line is None:  # no line: a node of a double backward pass
         done_loss = _grad_calls(scene, names, values=values) or done_loss
-    if masked is None or _made_worse(done_loss):
+    if masked is None or _made_worse(done_loss, NAN | POS_INF if _is_filled(masked) else NAN):
         return done_loss
     return _with_facts("forward", *masked)
 
@@ -165,10 +165,16 @@ def _forward_between(call: RootCall, *, values: bool) -> Examination | None:
     return None
 
 
-def _made_worse(done: Examination) -> bool:
-    """Return whether the loss code has turned a ``-inf`` into something that is no mask."""
+def _made_worse(done: Examination, kinds: int) -> bool:
+    """Return whether the loss code has turned a ``-inf`` into values of these kinds."""
     found = done.slice
-    return done.found is not None and found is not None and found.made_worse(done.found.tracer.records)
+    return done.found is not None and found is not None and found.made_worse(done.found.tracer.records, kinds)
+
+
+def _is_filled(masked: tuple[Replay, Callable[..., Replay]] | None) -> bool:
+    """Return whether a module has returned ``-inf`` that its code filled in; not the result of a ``log``, say."""
+    found = masked[0].slice() if masked is not None else None
+    return masked is not None and found is not None and found.is_filled(masked[0].tracer.records)
 
 
 def _has_overflowed(done: Replay) -> bool:
@@ -197,13 +203,19 @@ def _buffers(scene: Scene, names: Names, *, values: bool) -> Examination:
 
 
 def _given_bad_argument(done: Replay) -> bool:
-    """Return whether a module was given a bad argument by the code before it; not a mask that it made worse."""
+    """Return whether a module was given a bad argument by the code between two top-level modules."""
+    found = done.slice()
+    return found is not None and any(e.kind == "argument" for e, _ in found.externals)
+
+
+def _spoils_mask(done: Replay) -> bool:
+    """Return whether a module was given nothing worse than ``-inf``, and made worse of it."""
     found, records = done.slice(), done.tracer.records
     if found is None:
         return False
-    at = [(e, records[index]) for e, index in found.externals if e.kind == "argument"]
-    read = [bad for e, op in at for source, bad in zip(op.sources, op.bad_in, strict=False) if source == e]
-    return any(bad & ~NEG_INF for bad in read) or (bool(read) and not found.made_worse(records))
+    at = [(e, records[index]) for e, index in found.externals]
+    read = (bad for e, op in at for source, bad in zip(op.sources, op.bad_in, strict=False) if source == e)
+    return all(bad in (0, NEG_INF) for bad in read) and found.made_worse(records)
 
 
 def _backward(scene: Scene, names: Names, *, values: bool) -> Examination:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from precdoctor.numerics.nonfinite import FILLS
 from precdoctor.recording.microscope.tracer import External, OpRecord, Source
-from precdoctor.recording.ops.tensor_facts import NEG_INF
+from precdoctor.recording.ops.tensor_facts import NAN, NEG_INF, POS_INF
 
 #: Maximum number of reported ops on the path, and of ops that feed the origins; how far back these are searched.
 _MAX_PATH = 12
@@ -33,10 +34,14 @@ class Slice:
     path: tuple[int, ...]
     feeding: tuple[int, ...]
 
-    def made_worse(self, records: Sequence[OpRecord]) -> bool:
+    def made_worse(self, records: Sequence[OpRecord], kinds: int = NAN | POS_INF) -> bool:
         """Return whether an op on the path made NaN or ``+inf`` of nothing worse than a mask's ``-inf``."""
         path = (records[i] for i in self.path)
-        return any(r.bad_out & ~NEG_INF and any(r.bad_in) and all(b in (0, NEG_INF) for b in r.bad_in) for r in path)
+        return any(r.bad_out & kinds and any(r.bad_in) and all(b in (0, NEG_INF) for b in r.bad_in) for r in path)
+
+    def is_filled(self, records: Sequence[OpRecord]) -> bool:
+        """Return whether all of it begins with constants that were filled in, as a mask does."""
+        return bool(self.origins) and all(_short(records[i].op) in FILLS for i in self.origins)
 
     def overflowed(self, records: Sequence[OpRecord]) -> bool:
         """Return whether an origin made NaN or ``+inf``: what follows from it is not a mask, even if it is ``-inf``."""
@@ -108,8 +113,12 @@ def _feeding(records: Sequence[OpRecord], origins: Sequence[int]) -> tuple[int, 
 
 
 def _only_moves(op: str) -> bool:
-    name = op.split(".")[1] if "." in op else op
-    return name in _MOVING
+    return _short(op) in _MOVING
+
+
+def _short(op: str) -> str:
+    """Return ``masked_fill`` for ``aten.masked_fill_.Scalar``."""
+    return (op.split(".")[1] if "." in op else op).rstrip("_")
 
 
 def _names(spaced: str) -> frozenset[str]:

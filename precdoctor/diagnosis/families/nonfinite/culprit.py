@@ -26,15 +26,11 @@ from precdoctor.diagnosis.families.nonfinite.incident import MAY_BE_NONFINITE, C
 from precdoctor.diagnosis.families.nonfinite.tensor_causes import data_cause
 from precdoctor.diagnosis.survey.rows import known_format, number
 from precdoctor.diagnosis.survey.view import Process, RunView
-from precdoctor.numerics.nonfinite import can_make
+from precdoctor.numerics.nonfinite import FILLS, can_make
 
 #: Kind of an external tensor whose maker the replay did not see.
 _UNKNOWN_KIND = "unknown"
-#: Ops that write a constant: an infinity among their results may be intended.
-_FILLS = op_names(
-    "masked_fill full full_like new_full fill scalar_tensor where masked_scatter lift_fresh_copy triu tril"
-)
-#: Those whose NaN is a constant in the code, or in that of the function of torch's that it calls.
+#: Ops whose NaN is a constant in the code, or in that of the function of torch's that it calls.
 _CONSTANTS = op_names("masked_fill full full_like new_full fill scalar_tensor lift_fresh_copy")
 #: Ops that compute with numbers, so that their ``-inf`` operand is no mask: masks are added, compared and normalised.
 _ARITHMETIC = op_names(
@@ -139,10 +135,10 @@ def _op_candidate(replay: Replay, op: Op) -> CulpritOp | None:
     For an intended infinity, the op that turned it into something worse. If none did, None for a ``-inf`` mask, and the
     op itself for +Inf.
     """
-    if op.bad_out == NEG_INF and op.short in _FILLS:
+    if op.bad_out == NEG_INF and op.short in FILLS:
         harmed = _turning_point(replay, op.index)
         return CulpritOp(harmed, mask=op) if harmed is not None else None
-    if op.bad_out and not op.bad_out & NAN and op.short in _FILLS and not op.finite_in_fp64:
+    if op.bad_out and not op.bad_out & NAN and op.short in FILLS and not op.finite_in_fp64:
         harmed = _first_nan(replay, op.index)  # +Inf is an intended constant ("no path yet", "outside")
         return CulpritOp(harmed, mask=op) if harmed is not None else CulpritOp(op)
     return CulpritOp(op)
