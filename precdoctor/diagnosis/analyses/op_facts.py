@@ -83,9 +83,8 @@ class Op:
     @property
     def runs_in_hook(self) -> bool:
         """Whether a hook ran the op: these nodes of torch's compute nothing by themselves."""
-        return (
-            (self.node or "").removeprefix("torch::autograd::").startswith(("AccumulateGrad", "BackwardHookFunction"))
-        )
+        node = (self.node or "").removeprefix("torch::autograd::")
+        return node.startswith(("AccumulateGrad", "BackwardHookFunction"))
 
     @property
     def function_name(self) -> str:

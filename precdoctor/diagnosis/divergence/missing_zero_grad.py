@@ -73,8 +73,8 @@ def finding(rule: Rule, view: RunView, found: Unzeroed, limit: float, exploded: 
     norms = [s.grad_norm for s in _steps_inside(steps, found) if s.grad_norm is not None]
     own = _own_weights(view, found)
     whose = f" for the weights of `{found.optimizer}`" if own else ""
-    what = "`zero_grad()` is never called" + whose
-    what = what if never else f"no `zero_grad()`{whose} for {plural(found.steps, 'step')}"
+    rarely = f"no `zero_grad()`{whose} for {plural(found.steps, 'step')}"
+    what = f"`zero_grad()` is never called{whose}" if never else rarely
     root, module = own[0][:2] if own else (found.root, "" if found.root else None)
     severities = [Severity.WARNING] if exploded is None else [Severity.WARNING, exploded.severity]
     return rule.finding(

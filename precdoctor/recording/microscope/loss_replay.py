@@ -7,7 +7,7 @@ was not saved, the node's value is taken from a later node that saved it, and us
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -201,7 +201,7 @@ def _record_saved(node: LossNode, made: dict[int, Any], tracer: Tracer, rough: s
     """Record an op whose value was taken as saved, with the facts that are known; return its index."""
     value = made[id(node)].detach()
     values = [None if id(behind) in rough else _value(behind, output, made) for behind, output in node.edges]
-    packet = next(iter(_packets().get(base_of(node).lower(), ())), None)
+    packet = next(iter(_packets(node)), None)
     operands = list(zip(operand_names(node, packet), values, strict=True))
     known = [x.detach() for _, x in operands if x is not None]
     unknown = [n for n, x in operands if x is None and not isinstance(node.saved.get(n), Tensor)]
@@ -235,7 +235,7 @@ def _record_saved(node: LossNode, made: dict[int, Any], tracer: Tracer, rough: s
 
 def _record_reader(node: LossNode, made: dict[int, Any], tracer: Tracer, bad: Tensor) -> Tensor:
     """Record an op of unknown value that read a bad constant; return a tensor that stands for its result."""
-    packet = next(iter(_packets().get(base_of(node).lower(), ())), None)
+    packet = next(iter(_packets(node)), None)
     values = [_value(behind, output, made) for behind, output in node.edges]
     operands = [(n, x.detach()) for n, x in zip(operand_names(node, packet), values, strict=True) if x is not None]
     known = [x for _, x in operands]
@@ -322,7 +322,7 @@ def _candidates(node: LossNode, operands: list[Tensor | None]) -> Iterator[tuple
     if name == "ToCopy" and first is not None and node.dtype is not None:
         yield first.to, [node.dtype], {}
         return
-    for packet in _packets().get(name.lower(), ()):
+    for packet in _packets(node):
         for overload in packet.overloads():
             call = _arguments(getattr(packet, overload), node, list(operands))
             if call is not None:
@@ -379,8 +379,13 @@ def _setting(value: Any) -> Any:
     return value
 
 
+def _packets(node: LossNode) -> Sequence[Any]:
+    """Return the functional aten ops that may have made a node."""
+    return _packets_by_name().get(base_of(node).lower(), ())
+
+
 @functools.lru_cache(maxsize=1)
-def _packets() -> dict[str, list[Any]]:
+def _packets_by_name() -> dict[str, list[Any]]:
     """Return functional aten ops by name in lower case without underscores, as in the names of autograd nodes.
 
     One that users call (``ctc_loss``) comes before the one in it that autograd sees (``_ctc_loss``).

@@ -307,7 +307,7 @@ def adapters_trained_late() -> Training:
 FIRING = {
     "removed": Sample(
         two_layers_whose_gradients_are_removed, 0, module="blocks.0.mlp", severity="info",
-        says=("never moves 2 weights", "Unless they are frozen on purpose"),
+        says=("never moves 2 weights", "Unless that is on purpose"),
     ),
     "unfrozen": Sample(unfrozen, 4, module="head", severity="warning", says=("unfrozen by step 4", "8 sampled steps")),
     "replaced": Sample(

@@ -31,7 +31,7 @@ from precdoctor.numerics.nonfinite import FILLS, can_make
 #: Kind of an external tensor whose maker the replay did not see.
 _UNKNOWN_KIND = "unknown"
 #: Ops whose NaN is a constant in the code, or in that of the function of torch's that it calls.
-_CONSTANTS = op_names("masked_fill full full_like new_full fill scalar_tensor lift_fresh_copy")
+_CONSTANTS = FILLS - op_names("where masked_scatter triu tril")
 #: Ops that compute with numbers, so that their ``-inf`` operand is no mask: masks are added, compared and normalised.
 _ARITHMETIC = op_names(
     "mm addmm bmm mv addmv dot linear mkldnn_linear convolution _convolution mkldnn_convolution cudnn_convolution "

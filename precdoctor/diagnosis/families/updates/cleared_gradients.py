@@ -262,8 +262,7 @@ def _finding(starved: pd.DataFrame, of: int, only: str, options: Options) -> Fin
 def _held_finding(held: Untrained, options: Options) -> Finding:
     """Return the finding about weights that an optimizer holds and never moves."""
     labels, count = [parameter_label(p) for p in held.weights], len(held.weights)
-    meant = "Unless they are frozen on purpose,"
-    meant = f"They are meant for training: {held.meant}. Most likely" if held.meant else meant
+    likely = f"They are meant for training: {held.meant}. Most likely" if held.meant else "Unless that is on purpose,"
     if held.made:
         happens = f"The backward pass left gradients on {plural(held.made, 'sampled step')}, and they were gone or zero"
         cause = "`zero_grad()` runs between `backward()` and this optimizer's `step()`"
@@ -287,7 +286,7 @@ def _held_finding(held: Untrained, options: Options) -> Finding:
         message=(
             f"`{held.optimizer}` holds {named(labels)}, and made {plural(held.steps, 'step')} (limit "
             f"{options['min_steps']:g}) at a learning rate above 0. {happens}; on the sampled steps other weights got "
-            f"theirs. {meant} {cause}."
+            f"theirs. {likely} {cause}."
         ),
         location=tensor_location(held.module, "", "weight_grad", Phase.OPTIMIZER, held.process, held.first),
         evidence={

@@ -189,7 +189,7 @@ def _meant(
 def _removed(
     own: Sequence[_Held], starved: set[Parameter], made_on: Mapping[Parameter, int], min_steps: float
 ) -> Iterator[tuple[tuple[Parameter, ...], str]]:
-    """Yield the weights of an optimizer whose gradients are made and then removed, unless that are all it has.
+    """Yield the weights of an optimizer whose gradients are made and then removed, unless it has no others.
 
     Args:
         own: the trainable weights of the optimizer.

@@ -69,13 +69,14 @@ def _finding(
 ) -> Finding:
     rates, first, last = [s.lr or 0.0 for s in known], idle[0], idle[-1].lr or 0.0
     share, peak = len(idle) / len(known), max(rates)
-    part = sum(rates[-len(idle) :]) / sum(rates)
+    left = rates[-len(idle) :]
+    part = sum(left) / sum(rates)
     return RULE.finding(
         confidence=0.9,
         title=f"the learning rate has decayed to {last:.3g}: the last {len(idle):,} of {len(known):,} steps of "
         f"{optimizer} hardly move the weights",
         message=(
-            f"From step {first.step:,} on the learning rate of {optimizer} is at most {first.lr:.3g}; its largest is "
+            f"From step {first.step:,} on the learning rate of {optimizer} is at most {max(left):.3g}; its largest is "
             f"{peak:.3g}. The rates of these {percent(share)} of the steps (limit {percent(options['share'])}) are "
             f"together {part:.2g} of the sum of all (limit {options['negligible']:.2g})."
         ),
