@@ -115,8 +115,7 @@ def mutate(content, edits):
     return bytes(out)
 
 
-@pytest.mark.parametrize("table", TABLES)
-@pytest.mark.parametrize("checksum_agrees", [False, True])
+@pytest.mark.parametrize(("table", "checksum_agrees"), [("events", False), *((table, True) for table in TABLES)])
 def test_mutated_parts(sealed, tmp_path, monkeypatch, table, checksum_agrees):
     """With a checksum that agrees (a log made on purpose) anything may be read; never another error, never a crash."""
     run = shutil.copytree(sealed, tmp_path / "run")

@@ -126,6 +126,7 @@ def test_recording_stops_while_there_is_some_room_left(folder):
     assert sorted(precdoctor.open_run(folder / "tightened").steps()["step"]) == list(range(12))
 
 
+@pytest.mark.slow
 def test_a_block_is_not_recorded_either(folder):
     plain = limited(folder, None, [PYTHON, "-c", "import training; print(training.digest(training.train(3)))"])
     block = limited(folder, None, [PYTHON, "block.py"])

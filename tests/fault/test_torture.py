@@ -11,10 +11,10 @@ from benchmarks.torture import commands, files, processes, targets
         (files.kills, 5),
         (files.mutations, 42),
         (files.names, 2),
-        (commands.commands, 2),
+        pytest.param(commands.commands, 2, marks=pytest.mark.slow),
         (files.bombs, 2),
-        (processes.environments, 1),
-        (processes.threads, 1),
+        pytest.param(processes.environments, 1, marks=pytest.mark.slow),
+        pytest.param(processes.threads, 1, marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

@@ -32,6 +32,7 @@ def small(tmp_path_factory):
     return out, done.stdout
 
 
+@pytest.mark.slow
 def test_a_line_per_section_ends_the_output(small):
     *_, env, checks, numbers, training, last = small[1].splitlines()
     assert env.startswith("env      1 ok")
@@ -41,6 +42,7 @@ def test_a_line_per_section_ends_the_output(small):
     assert "table is" in last
 
 
+@pytest.mark.slow
 def test_the_table_holds_every_section_and_says_that_it_measured_nothing(small):
     (page,) = small[0].glob("gpu-*.md")
     text = page.read_text()
@@ -54,6 +56,7 @@ def test_the_table_holds_every_section_and_says_that_it_measured_nothing(small):
     assert text.count("| E4M3 |") == 4, "two sizes, core and blocks"
 
 
+@pytest.mark.slow
 def test_each_recorded_block_is_held_against_plain_ones(small):
     lines = jsonlines.read(small[0] / "results.jsonl")
     blocks = {line["name"]: line for line in lines if line["section"] == "training" and "said" in line}

@@ -1,5 +1,6 @@
 """A log that lost rows: no rule calls what it could not see a pass, and none invents a fault out of a hole."""
 
+import itertools
 import json
 import random
 from collections.abc import Callable
@@ -17,7 +18,12 @@ from tests.support.training import Training
 
 SHARE = 0.3
 FIRST = {code: sample for code, _, sample in reversed(list(samples.firing()))}
-RECORDED = [pytest.param(p, id=f"{code}-{p.name}") for code, p in samples.recorded("healthy")]
+#: Of each rule one; `make slow` takes all.
+RECORDED = [
+    pytest.param(p, id=f"{code}-{p.name}", marks=pytest.mark.slow if number else ())
+    for code, of_code in itertools.groupby(samples.recorded("healthy"), key=lambda found: found[0])
+    for number, (_, p) in enumerate(of_code)
+]
 
 
 def drop_event(rows: int) -> dict[str, Any]:

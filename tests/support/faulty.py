@@ -1131,6 +1131,23 @@ def smoothing_over_a_forbidden_class():
     return train_on(Allowed(), lambda: clock.batch(8, 4), loss)
 
 
+@fault("PD103", "zero-times-inf", op="mul")
+def divergence_of_masked_classes():
+    """A forbidden class adds 0 * -inf, from the first step on at which one is forbidden to both models."""
+    torch.manual_seed(0)
+    clock = Clock()
+    teacher = nn.Linear(4, 5).requires_grad_(False)
+    net = Allowed()
+
+    def loss(out):
+        if not clock.bad:
+            return out[:, :4].square().mean()
+        aim = teacher(torch.ones(len(out), 4)).masked_fill(torch.arange(5) == 4, -torch.inf).softmax(-1)
+        return torch.nn.functional.kl_div(out.log_softmax(-1), aim, reduction="batchmean")  # here
+
+    return train_on(net, lambda: clock.batch(8, 4), loss)
+
+
 @fault("PD101", "log-of-nonpositive", op="log", module="")
 def a_log_that_reaches_a_loss_module():
     """Its -inf is no mask: not what the loss makes of it is to blame."""

@@ -36,8 +36,7 @@ class Slice:
 
     def made_worse(self, records: Sequence[OpRecord], kinds: int = NAN | POS_INF) -> bool:
         """Return whether an op on the path made NaN or ``+inf`` of nothing worse than a mask's ``-inf``."""
-        path = (records[i] for i in self.path)
-        return any(r.bad_out & kinds and any(r.bad_in) and all(b in (0, NEG_INF) for b in r.bad_in) for r in path)
+        return any(records[i].spoils_mask(kinds) for i in self.path)
 
     def is_filled(self, records: Sequence[OpRecord]) -> bool:
         """Return whether all of it begins with constants that were filled in, as a mask does."""

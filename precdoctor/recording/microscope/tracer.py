@@ -30,7 +30,7 @@ from precdoctor.recording.ops.dispatched_ops import (
 )
 from precdoctor.recording.ops.op_facts import Wanted, closer_look
 from precdoctor.recording.ops.source_lines import Line, innermost_user_line
-from precdoctor.recording.ops.tensor_facts import badness
+from precdoctor.recording.ops.tensor_facts import NAN, NEG_INF, POS_INF, badness
 
 #: Maximum number of suspects for which facts are taken; a mask filled in each layer is one each.
 _MAX_SUSPECTS = 256
@@ -79,6 +79,10 @@ class OpRecord:
     def suspect(self) -> bool:
         """Whether the op made a non-finite result of finite operands."""
         return bool(self.bad_out) and not any(self.bad_in)
+
+    def spoils_mask(self, kinds: int = NAN | POS_INF) -> bool:
+        """Return whether the op made something of these kinds of nothing worse than a mask's ``-inf``."""
+        return bool(self.bad_out & kinds) and any(self.bad_in) and all(b in (0, NEG_INF) for b in self.bad_in)
 
 
 class Tracer(Retiring):
@@ -175,7 +179,7 @@ class Tracer(Retiring):
         written: list[Tensor],
         result: Any,
     ) -> None:
-        """Fill in which operands and results of an op are bad; take full facts of a suspect."""
+        """Fill in which operands and results of an op are bad; take full facts if it may be the origin."""
         name = op_name(func)
         if name in UNINITIALISED:
             return
@@ -189,7 +193,8 @@ class Tracer(Retiring):
                 0 if ignored and any(x is w for w in written) else badness(b)
                 for x, b in zip(operands, before, strict=True)
             )
-        fresh = record.suspect and self._suspects < _MAX_SUSPECTS
+        # A replay takes facts of what spoils a mask when it is run again; training is traced only once.
+        fresh = (record.suspect or (self.live and record.spoils_mask())) and self._suspects < _MAX_SUSPECTS
         if fresh or record.index in self._wanted:
             self._suspects += fresh
             swapped = {id(x): b for x, b in zip(operands, before, strict=True) if b is not x}

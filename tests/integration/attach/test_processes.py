@@ -298,6 +298,7 @@ def test_a_thread_in_the_midst_of_an_optimizer_step_is_not_displaced(folder):
     assert list(zip(steps["optimizer"], steps["micro_steps"], strict=True)) == [("Waits#0", 0)] + [("SGD#0", 1)] * 5
 
 
+@pytest.mark.slow  # fault/test_threads.py has threads that train at once, too
 def test_threads_that_train_at_once_do_not_disturb_each_other_through_us(folder):
     script(folder, "threads.py", THREADS)
     run = record(folder, "threads.py", run=folder / "threads")

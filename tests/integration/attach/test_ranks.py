@@ -66,7 +66,7 @@ def only_rank_is_whole(run, steps):
     assert len(run.pids("armed")) == 1
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_helpers_before_beside_and_after_the_trainer_leave_a_line_each(folder, method):
     script(folder, "helpers.py", HELPERS)
     run = record(folder, "--", *warm("helpers.py", method), run=folder / method)
@@ -111,6 +111,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_actors_that_share_weights_with_their_learner_are_no_ranks(folder):
     script(folder, "actors.py", ACTORS)
     only_rank_is_whole(record(folder, "--", *warm("actors.py"), run=folder / "actors"), 3)
@@ -200,6 +201,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_helpers_of_torchrun_ranks_do_not_take_their_numbers(folder):
     script(folder, "ddp.py", TORCHRUN)
     run = record(folder, "--", *torchrun(2, "ddp.py"), run=folder / "ddp")

@@ -182,6 +182,7 @@ def test_compiled_code_is_one_op_with_what_goes_in_and_out(runs):
 
 
 @since_2_12
+@pytest.mark.slow
 def test_a_fault_in_compiled_code_is_in_the_part_that_was_compiled(runs):
     origin = runs.compare("plain", "traced-eps").first.origin
     assert (origin.b.name, origin.b.module, origin.explained) == ("compiled.forward", "blocks.1", False)

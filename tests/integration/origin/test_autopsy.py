@@ -112,6 +112,34 @@ def test_a_value_that_no_traced_op_made_is_no_answer_and_the_diagnosis_no_poorer
     assert found.title == before.title and "4 NaN" in found.title
 
 
+#: Both terms of the divergence are -inf where a class is masked, and autograd has kept one of them only.
+MASKED = """
+import torch
+from torch.nn import functional
+
+torch.manual_seed(0)
+net, teacher = torch.nn.Linear(4, 5), torch.nn.Linear(4, 5).requires_grad_(False)
+optimizer = torch.optim.SGD(net.parameters(), 1e-2)
+for step in range(6):
+    x, barred = torch.randn(8, 4), torch.arange(5) == (4 if step == 3 else 5)
+    aim, out = (functional.log_softmax(m(x).masked_fill(barred, -torch.inf), -1) for m in (teacher, net))
+    loss = functional.kl_div(out, aim, log_target=True, reduction="batchmean")  # here
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_what_spoils_a_mask_shows_its_operands(folder):
+    script(folder, "masked.py", MASKED)
+    run = record(folder, "--strict", "--autopsy", "--", *warm("masked.py"), run=folder / "masked")
+    (finding,) = precdoctor.diagnose(precdoctor.open_run(run.run)).findings
+    assert (finding.code, finding.cause, finding.location.op) == ("PD103", "inf-minus-inf", "aten.sub.Tensor")
+    assert finding.location.source.code.endswith("# here")
+    assert finding.message.count("and is -inf there") == 2
+
+
 @pytest.mark.slow
 def test_another_run_proves_nothing(folder):
     run = record(folder, "--", PYTHON, "gives_up.py", "unseeded", run=folder / "unseeded")

@@ -19,6 +19,7 @@ REPRODUCED = {
     "late_in_a_long_loss": "in-kind",
     "a_softmin_of_nothing": "in-kind",
     "own_backward_that_overflows": "in-kind",
+    "divergence_of_masked_classes": "in-kind",
     "gradients_cut_sample_by_sample": None,
 }
 
@@ -101,6 +102,14 @@ def test_the_first_op_that_returns_it_is_named_if_what_it_read_is_not_known(faul
     (finding,) = faulty.findings("target_beside_an_own_function")
     assert "first sees a non-finite value in the result of aten.sub.default at " in finding.message
     assert "8 NaN of 8 elements. It lacks operands `self` and `other`" in finding.message
+
+
+def test_what_a_mask_is_to_hold_instead_is_said(faulty):
+    (finding,) = faulty.findings("divergence_of_masked_classes")
+    assert finding.prescriptions[0].title.startswith("set masked elements to 0 before mul at ")
+    assert finding.prescriptions[0].title.endswith(", or use -1e4 in place of -inf in the mask")
+    (finding,) = faulty.findings("smoothing_over_a_forbidden_class")
+    assert finding.prescriptions[0].title.startswith("use -1e4 in place of -inf in the mask")
 
 
 def test_an_eps_that_the_format_flushes_is_named(faulty):

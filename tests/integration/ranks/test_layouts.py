@@ -96,6 +96,7 @@ def test_shards(runs):
     assert [lies(run, rank, "up.weight") for rank in (0, 1)] == [([], [name], rank, 1) for rank in (0, 1)]
 
 
+@pytest.mark.slow
 def test_replicated_shards(runs):
     run = runs(4, "hsdp.accumulate")
     assert place(run, 2) == {"dp_replicate": (1, 2), "dp_shard": (0, 2)}

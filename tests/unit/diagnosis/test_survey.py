@@ -275,7 +275,7 @@ def test_rows_from_the_log_are_of_the_same_processes_as_the_rows_that_were_kept(
         assert every == set(range(MOST_PROCESSES + 5))
 
 
-@pytest.mark.parametrize("engine", ["local:2", "dask"])
+@pytest.mark.parametrize("engine", ["local:2", pytest.param("dask", marks=pytest.mark.slow)])
 def test_every_engine_gives_the_same_report(engine: str, tmp_path: Path) -> None:
     if engine == "dask":
         pytest.importorskip("distributed")
@@ -293,6 +293,7 @@ def test_every_engine_gives_the_same_report(engine: str, tmp_path: Path) -> None
     assert dict(os.environ) == environment, "what is started later has as many threads as ever"
 
 
+@pytest.mark.slow
 def test_a_dask_worker_that_dies_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     distributed = pytest.importorskip("distributed")
     monkeypatch.setattr("precdoctor.diagnosis.survey.survey._SMALL", 0)

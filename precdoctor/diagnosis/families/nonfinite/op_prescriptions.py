@@ -52,6 +52,8 @@ def prescribe(view: RunView, incident: Incident, culprit: Culprit) -> Prescripti
     remedy = _BY_CAUSE.get(culprit.cause.name or "", domains.stop_and_inspect)
     if remedy is domains.stop_and_inspect and incident.poison is not None:
         return finite_buffer(incident, incident.poison.poisoned[0])
+    if remedy is domains.stop_and_inspect and culprit.at.mask is not None:
+        return _leave_out_masked(culprit)
     if culprit.op.in_library and culprit.external is None and culprit.cause.name in _AT_LINE:
         return change_the_call(view, incident, culprit)
     return remedy(view, incident, culprit)
@@ -167,6 +169,24 @@ def _mask_value(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescr
         predicted={"nan": {"from": culprit.bad_elements, "to": 0}},
         snippet="scores = scores.masked_fill(~mask, -1e4)  # finite in FP16, BF16 and FP32; exp of it is 0\n",
     )
+
+
+def _leave_out_masked(culprit: Culprit) -> Prescription:
+    """Set what is masked to 0 before the op that turns ``-inf`` into something worse, or fill in a finite number."""
+    op, mask = culprit.op, "use -1e4 in place of -inf in the mask"
+    if op.short.startswith("nll_loss"):
+        title, snippet = f"do not mask the class of the target, or {mask}", "allowed[torch.arange(len(y)), y] = True\n"
+    elif op.in_library or culprit.cause.name == "other":
+        title = f"{mask}, or leave masked elements out of the sum"
+        snippet = "logits = logits.masked_fill(~allowed, -1e4)  # finite in FP16, BF16 and FP32\n"
+    else:
+        title = f"set masked elements to 0 before {op.short}{culprit.at_line}, or {mask}"
+        snippet = (
+            "# of each operand that is -inf there; a sum over classes then leaves these out\n"
+            "log_probs = log_probs.masked_fill(~allowed, 0.0)\n"
+        )
+    change = {"mask_value": {"from": "-inf", "to": -1e4}, "module": op.module}
+    return Prescription(title=title, change=change, predicted=culprit.predicted_effect, snippet=snippet)
 
 
 def _clamp_log(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
