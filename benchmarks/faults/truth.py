@@ -40,6 +40,7 @@ QUIET_SETS = (
     "silent12",
     "silent13",
     "silent14",
+    "silent15",
 )
 #: Sets with faults of both kinds: those that make a non-finite value have a ``phase``.
 MIXED_SETS = ("library",)
