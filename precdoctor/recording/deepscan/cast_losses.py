@@ -1,4 +1,4 @@
-"""Detects casts that lose much of a tensor, integers that become equal in a cast, and integers that wrap round."""
+"""Detects casts that lose much of a tensor, or what distinguishes its samples, and integers that wrap round."""
 
 from __future__ import annotations
 
@@ -53,6 +53,9 @@ _GONE = 0.5
 _MANY = 0.25
 #: Least number of elements per channel, and of channels.
 _PER_CHANNEL, _CHANNELS = 8, 4
+#: Least number of samples of data whose features are examined; a feature is noted from this share of its variance on
+#: that is rounding error.
+_SAMPLES, _ROUNDED = 16, 0.1
 
 #: Least, median and largest.
 _Range = tuple[int, int, int]
@@ -204,6 +207,8 @@ class Casts:
             self._range(call, source, result)
             if result.dtype in _BITS and _holds_integers(source, _BITS[result.dtype]):
                 self._note_equal_integers(call, source, result)
+            elif result.dtype in _BITS and not source.requires_grad and call.phase in ("script", "forward"):
+                self._note_rounded_features(call, source.detach(), result.detach())
 
     def _range(self, call: Call, source: Tensor, result: Tensor) -> None:
         """Note how much of a tensor's sum of magnitudes a cast has flushed, saturated or overflowed."""
@@ -242,6 +247,32 @@ class Casts:
                 self._effects.watch_copy(error, result)
         else:
             self._findings.add_event("cast", event, weight, **measured)
+
+    def _note_rounded_features(self, call: Call, source: Tensor, result: Tensor) -> None:
+        """Note a cast of data after which what distinguishes the samples is mostly rounding error in some feature.
+
+        A feature is an index of the last dimension, of images a channel. Its mean is large beside its deviation:
+        degrees of longitude in one town, years, pressures.
+        """
+        feature = 1 if source.dim() == 4 else source.dim() - 1
+        others = [d for d in range(source.dim()) if d != feature]
+        if not others or not _SAMPLES * source.shape[feature] <= source.numel() <= _MAX_INTEGERS:
+            return
+        x, error = source.double(), result.to(source.device).double() - source.double()
+        energy = (x - x.mean(others, keepdim=True)).square().sum(others)
+        lost = (error - error.mean(others, keepdim=True)).square().sum(others) / energy
+        lost = torch.where(torch.isfinite(lost) & (energy > 0), lost, 0.0)
+        at, many = int(lost.argmax()), int((lost >= _ROUNDED).sum())
+        if not many:
+            return
+        values = source.select(feature, at).double()
+        self._findings.add(
+            "cast", call, float(lost[at]), **_kinds(source, result), numel=source.numel(),
+            features=lost.numel(), features_rounded=many, feature=at, spread_lost=min(1.0, float(lost[at])),
+            mean=float(values.mean()), deviation=float(values.std()),
+            values_before=int(torch.unique(values).numel()),
+            values_after=int(torch.unique(result.select(feature, at).double()).numel()),
+        )  # fmt: skip
 
     def _note_equal_integers(self, call: Call, source: Tensor | None, result: Tensor) -> None:
         """Note a cast of integers, or an ``arange`` in half, that makes different integers equal."""

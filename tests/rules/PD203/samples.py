@@ -237,6 +237,14 @@ def died(
     return run
 
 
+def died_before_the_heads_had_learnt() -> Training:
+    """What is left alive learns the mean of the targets, in the first half of the run."""
+    run = died(1, pixels=3200.0)
+    for step, row in run.step_rows.items():
+        row["loss"] = 2.0 + 9000.0 * 0.1**step
+    return run
+
+
 def died_with_the_loss() -> Training:
     """Every margin is kept: the last layer gets nothing either."""
     head = {**ZERO, "exp_lo": None, "exp_hist": None}
@@ -254,8 +262,12 @@ FIRING = {
         died, module="blocks.0.attn.qkv", kind="weight_grad", severity="warning",
         says=(
             *("died at step 5", "96 % of the activations after", "(50 % before)", "limit 90 %"),
-            "has not fallen since (2.5",
+            "has not fallen since step 7 (2.5",
         ),
+    ),
+    "died_before_the_heads_had_learnt": Sample(
+        died_before_the_heads_had_learnt, module="blocks.0.attn.qkv", kind="weight_grad", severity="warning",
+        says=("died at step 1", "has not fallen since step 7 (2 right after, 2 at the end)"),
     ),
     "died_of_pixels": Sample(
         lambda: died(1, zeros=1.0, pixels=255.0), module="blocks.0.attn.qkv", kind="weight_grad", severity="warning",

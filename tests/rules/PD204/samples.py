@@ -4,9 +4,9 @@ from tests.support.samples import Sample
 from tests.support.training import NUMEL, Training, normal, tensor
 
 
-def stack(binades: float, layers: int = 8, *, weak: int | None = None) -> Training:
+def stack(binades: float, layers: int = 8, *, weak: int | None = None, steps: int = 12) -> Training:
     """Output gradients of ``layers.0`` to the last, each so many binades below the one after it."""
-    run = Training()
+    run = Training(steps=steps)
     for step, rows in run.tensors.items():
         for k in reversed(range(layers)):
             lost = binades * (layers - 1 - k) if weak is None else 20.0 * (k <= weak)
@@ -57,6 +57,14 @@ def one_weak_layer() -> Training:
     return stack(0.0, weak=3)
 
 
+def sigmoids(fallen: float, steps: int = 72) -> Training:
+    """Six layers that lose 12 binades, and a loss that falls by this share."""
+    run = stack(2.4, 6, steps=steps)
+    for step, row in run.step_rows.items():
+        row["loss"] = 0.69 * (1.0 - fallen * step / steps)
+    return run
+
+
 def cell(binades: float, *, loss: float = 1.0, calls: int = 16) -> Training:
     """A recurrent cell whose calls each get so many binades less than the next; the last row takes 45 together.
 
@@ -91,6 +99,10 @@ FIRING = {
         lambda: end_to_end(2.5), module="encoder.0", kind="grad_output", severity="warning",
         says=("12 layers", "(`encoder.*`, `decoder.*`)", "2^27.5"),
     ),
+    "nothing_is_learnt": Sample(
+        lambda: sigmoids(0.05), module="layers.0", kind="grad_output", severity="warning",
+        says=("2^12.0", "limit 2^8", "the loss has fallen by 3.8 % (limit 10 %)"),
+    ),
     "deep": Sample(lambda: stack(1.0, 24), module="layers.0", severity="warning", says=("24 layers",)),
 }  # fmt: skip
 HEALTHY = {f.__name__: f for f in (a_little, growing_backwards, short_chain, one_weak_layer)} | {
@@ -98,5 +110,7 @@ HEALTHY = {f.__name__: f for f in (a_little, growing_backwards, short_chain, one
     "side_by_side": lambda: end_to_end(1.5, side_by_side=True),
     "forgotten_and_not_missed": lambda: cell(2.0, loss=0.5),
     "forgets_slowly": lambda: cell(1.0),
+    "learns_all_the_same": lambda: sigmoids(0.5),
+    "too_short_to_tell": lambda: sigmoids(0.05, steps=40),
     "few_calls": lambda: cell(6.0, calls=6),
 }

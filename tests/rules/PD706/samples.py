@@ -17,6 +17,18 @@ def integers(**changes: Any) -> dict[str, Any]:
     return fact("cast", "_to_copy.default", **{"dtype": "bfloat16", **measured, "largest": 999.0, **changes})
 
 
+def features(**changes: Any) -> dict[str, Any]:
+    """Longitudes of one town, in BF16."""
+    measured = {"from": "float32", "to": "bfloat16", "numel": 512, "features": 4, "features_rounded": 2, "feature": 0}
+    worst = {"spread_lost": 0.99, "mean": -122.4, "deviation": 0.15, "values_before": 128, "values_after": 2}
+    place = {"phase": "script", "dtype": "bfloat16"}
+    return {**fact("cast", "_to_copy.default", **{**measured, **worst, **place, **changes}), "root": "", "module": ""}
+
+
+def small_beside_the_spread() -> Training:
+    return scanned(features(spread_lost=0.12, features_rounded=1, values_after=40))
+
+
 def probabilities() -> Training:
     """Nearly all of a sharp softmax is flushed, and weighs nothing."""
     return scanned(flush(lost=1e-5, flushed=250))
@@ -73,6 +85,10 @@ FIRING = {
     "on the last scanned step": Sample(
         lambda: scanned(flush(**ENDS), steps=(5,)), 5, severity="warning", says=("Seen on 1 scanned step",),
     ),
+    "longitudes": Sample(
+        lambda: scanned(features()), 0, severity="warning",
+        says=("2 values left of feature 0", "of its 128 different values 2 are left", "in 2 of 4 features", "25 %"),
+    ),
     "clip": Sample(
         lambda: scanned(flush(to="float8_e4m3fn", lost=0.7, flushed=0, clipped=200, amax=9000.0)), 0,
         severity="warning", says=("200 clipped",),
@@ -81,4 +97,6 @@ FIRING = {
         lambda: scanned(integers()), 0, severity="warning", says=("1,000 integers become 507 different numbers",),
     ),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (probabilities, few_collide, few_missing, small_bias, warm_up)}
+HEALTHY = {
+    f.__name__: f for f in (probabilities, few_collide, few_missing, small_bias, warm_up, small_beside_the_spread)
+}

@@ -373,6 +373,19 @@ def test_integers_that_collide():
     assert kinds(lambda x: x.bfloat16(), rows(1000.0, torch.float32)) == set()
 
 
+def test_features_that_differ_by_less_than_a_format_resolves():
+    town = torch.stack([torch.linspace(-122.5, -122.1, 128), torch.rand(128), torch.full((128,), 3.14159)], 1)
+    found = scan(lambda x: x.bfloat16(), town)["cast"]
+    assert (found["features"], found["features_rounded"], found["feature"]) == (3, 1, 0)
+    assert (found["values_before"], found["values_after"]) == (128, 2)
+    assert found["spread_lost"] > 0.5 and found["mean"] == pytest.approx(-122.3, abs=0.1)
+    image = town.T.reshape(1, 3, 8, 16)
+    assert scan(lambda x: x.bfloat16(), image)["cast"]["features_rounded"] == 1, "its channels"
+    assert kinds(lambda x: ((x - x.mean(0)) / x.std(0)).bfloat16(), town[:, :2]) == set()
+    assert kinds(lambda x: x.bfloat16(), town[:8]) == set(), "too few samples"
+    assert kinds(lambda x: x.bfloat16(), town.requires_grad_()) == set(), "no data"
+
+
 # --- what computes in what --------------------------------------------------------------------------------------------
 
 

@@ -9,14 +9,14 @@ from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, place_
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.claims.words import percent
+from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.rows import known_format, text
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import Format
 
 PAGE = RulePage(
     finds="""
-Three kinds of casts in the forward pass, in deep scans (`record --deep-scan`).
+Four kinds of casts in the forward pass, in deep scans (`record --deep-scan`).
 
 Range: the cast flushes to zero, clips to the largest number or sends to infinity most of the tensor, by magnitude: sum
 |x - cast(x)| over sum |x|. The loss must matter: the scan carries the right values along in FP64 to the first result
@@ -33,12 +33,17 @@ many around the median.
 Bytes and 16-bit integers that wrap round (`a - b` of two images), and floats that are cast to integers beyond their
 range, count if `wrapped` of the elements are other numbers and an op reads them as floats.
 
+Features: data without a gradient that is cast to BF16 or FP16 before it is normalised (longitudes in one town, years,
+pressures), so that `rounded` of the variance of a feature is rounding error. A feature is an index of the last
+dimension, of images a channel.
+
 Casts of gradients, buffers and data outside of modules are measured in the same way, without their effect. A copy that
 no op of the step reads, such as the halved weights of a checkpoint, does not count.
 """,
     matters="""
 A tensor that is zero after the cast takes no part in anything, and its gradient is as small. Positions that collide
-make a model that cannot distinguish neighbours, from token 256 on.
+make a model that cannot distinguish neighbours, from token 256 on. In BF16 the longitudes from -122.7 to -122 are two
+numbers.
 """,
     example="""
     t = torch.arange(1000).to(torch.bfloat16)   # 1000 time steps, 507 different numbers
@@ -48,7 +53,7 @@ make a model that cannot distinguish neighbours, from token 256 on.
 Scale before the cast and back after it, by the power of two in the finding: it lifts 99 % of the magnitude over the
 format's subnormals and leaves a binade below its maximum. Where no power of two does both, keep the tensor in a format
 whose range holds it. Keep integers in an integer type or in FP32 until after the sine, the embedding or the
-division.
+division. Normalise data in FP32, and cast the result.
 """,
     confidence="""
 0.95: every element was compared before and after, and the loss was followed to the result it feeds. 0.7 when only one
@@ -62,6 +67,8 @@ scanned step shows it, or when it could not be followed.
 
 #: Share of the magnitude below the bulk of a tensor: the recorder's ``bulk`` holds 99 % of it.
 _TAIL = 0.01
+#: Share of a feature's variance from which on the recorder counts it as rounded.
+_ROUNDED = 0.1
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -72,6 +79,9 @@ def check(view: RunView, options: Options) -> Checked:
         if "wrapped" in fact.data:
             wrapped = fact.share("wrapped", "numel")
             return wrapped if wrapped >= options["wrapped"] else 0.0
+        if "features_rounded" in fact.data:
+            rounded = fact.number("spread_lost")
+            return rounded if rounded >= options["rounded"] else 0.0
         if "distinct_before" in fact.data:
             collided = _collided_share(fact)
             return collided if collided >= _collision_limit(fact, options) else 0.0
@@ -130,6 +140,8 @@ def _wrapped_finding(view: RunView, group: Group, options: Options) -> Finding:
 def _finding(view: RunView, group: Group, options: Options) -> Finding:
     if "wrapped" in group.worst.data:
         return _wrapped_finding(view, group, options)
+    if "features_rounded" in group.worst.data:
+        return _features_finding(view, group, options)
     fact = group.worst
     before, after = text(fact.data.get("from")), text(fact.data.get("to"))
     if "distinct_before" in fact.data:
@@ -163,6 +175,41 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         certain=_certainty(group),
         limits=limits,
         prescription=_prescription(fact, after),
+    )
+
+
+def _features_finding(view: RunView, group: Group, options: Options) -> Finding:
+    """Return the finding about features whose values differ by less than the format resolves."""
+    fact = group.worst
+    before, after = text(fact.data.get("from")), text(fact.data.get("to"))
+    lost, values = fact.number("spread_lost"), fact.count("values_after")
+    mean, deviation = fact.number("mean"), fact.number("deviation")
+    which = f"feature {fact.count('feature')}"
+    message = (
+        f"At step {fact.step}, data of {fact.count('numel'):,} elements is cast from {before} to {after}{fact.line} "
+        f"{fact.place_words}. {which.capitalize()} has mean {mean:.6g} and standard deviation {deviation:.3g}; of its "
+        f"{fact.count('values_before'):,} different values {values:,} are left, and {percent(lost)} of its variance is "
+        f"rounding error (limit {percent(options['rounded'])}). So is at least {percent(_ROUNDED)} in "
+        f"{fact.count('features_rounded'):,} of {plural(fact.count('features'), 'feature')}.{group.elsewhere_words}"
+    )
+    return place_finding(
+        RULE,
+        view,
+        group,
+        title=f"cast from {before} to {after} {fact.place_words}: {plural(values, 'value')} left of {which}{fact.line}",
+        message=message,
+        certain=(0.95, "every element was compared before and after"),
+        limits={"rounded": options["rounded"]},
+        prescription=Prescription(
+            title=f"normalise in FP32 before the cast{fact.own_line}: variance of {which} lost {percent(lost)} -> 0 %",
+            change={"subtract": mean, "divide_by": deviation, "to": after},
+            predicted={"variance_lost": {"from": lost, "to": 0.0}},
+            snippet=(
+                "import torch\n\n"
+                "# mean and std of each feature, of the training data, in FP32\n"
+                f"x = ((x - mean) / std).to(torch.{after})\n"
+            ),
+        ),
     )
 
 
@@ -247,6 +294,9 @@ RULE = Rule(
                    maximum=1.0),
         RuleOption("missing", 0.1, "fraction", "Least share of a range of indices that their format cannot hold.",
                    "BF16 lacks a tenth of the positions up to 320, FP16 of those up to 2560.",
+                   maximum=1.0),
+        RuleOption("rounded", 0.25, "fraction", "Least share of a feature's variance that is rounding error.",
+                   "A quarter; features whose mean is below 200 standard deviations stay below it in BF16.",
                    maximum=1.0),
         RuleOption("wrapped", 0.05, "fraction", "Least share of integers beyond the range of their type.",
                    "Chosen empirically: images that are subtracted as bytes wrap in half of their pixels.",

@@ -53,7 +53,7 @@ scale that brings the last gradient with non-zero elements out of the subnormals
 
 A live layer has died if, from some step on and for at least half of the run, `died_share` of the activation behind it
 and of its weight's gradient is zero. The loss must still give the layer nearest to it a gradient, and must not have
-fallen by a tenth since. Runs with several optimizers are not evaluated for this.
+fallen by a tenth since, nor in the second half of the run. Runs with several optimizers are not evaluated for this.
 
 A layer is as good as dead if `saturated_share` of its output is so large that the tanh or sigmoid behind it is flat,
 and as much of its gradient is exactly zero, on three quarters of the steps from the beginning on.

@@ -86,17 +86,19 @@ class Death:
 
     Attributes:
         layers: the dead layers; the one nearest the loss comes first.
-        losses: mean loss right after the death, and at the end of the run.
+        since: the step of the last death, or the middle of the run if that comes later.
+        losses: mean loss right after that step, and at the end of the run.
         examined: number of examined steps.
     """
 
     layers: Sequence[DeadLayer]
+    since: int
     losses: tuple[float, float]
     examined: int
 
 
 def find_death(view: RunView, steps: Sequence[int], limit: float, least: float) -> Death | None:
-    """The layers that died; None without any, or if the loss fell since or gives the last layer no gradient.
+    """The layers that died; None without any, or if the loss still falls or gives the last layer no gradient.
 
     None also with too few losses, and with several optimizers: the log does not show which one trains a layer.
 
@@ -127,10 +129,12 @@ def find_death(view: RunView, steps: Sequence[int], limit: float, least: float) 
         layers.append(DeadLayer(gradients[weight], at, zeros.until(at), zeros.since(at), gradient.since(at)))
     if not layers or not _loss_gives_gradient(view, rows, min(d.step for d in layers), steps):
         return None
-    losses = _losses_since(view, process, max(d.step for d in layers))
+    # What is left alive, the last layer's bias among it, may still learn for a while.
+    since = max(*(d.step for d in layers), (steps[0] + steps[-1]) // 2)
+    losses = _losses_since(view, process, since)
     if losses is None or losses[0] - losses[1] >= _LEARNT * abs(losses[0]):
         return None
-    return Death(layers, losses, len(steps))
+    return Death(layers, since, losses, len(steps))
 
 
 def _zeros(view: RunView, steps: Sequence[int], kinds: Sequence[str]) -> dict[Key, _ZeroHistory]:
@@ -195,15 +199,16 @@ def dying_finding(rule: Rule, view: RunView, death: Death, limit: float) -> Find
         f"({percent(worst.before)} before). So is {percent(worst.gradient)} of the gradient of its `{row.name}` "
         f"(medians, limit {percent(limit)})."
         + (f" The same happened to {', '.join(others)}." if others else "")
-        + f" The loss has not fallen since ({death.losses[0]:.3g} right after, {death.losses[1]:.3g} at the end), and "
-        "it still gives the last layer a gradient. A unit that never activates gets no gradient, so it cannot recover."
+        + f" The loss has not fallen since step {death.since} ({death.losses[0]:.3g} right after, "
+        f"{death.losses[1]:.3g} at the end), and it still gives the last layer a gradient. A unit that never activates "
+        "gets no gradient, so it cannot recover."
         + (f" The model's input reaches {batch:.4g}." if batch >= _LARGE_INPUT else "")
     )
     fully_dead = any(d.gradient == 1.0 for d in death.layers)
     return rule.finding(
         confidence=0.85 if fully_dead else 0.7,
         title=f"`{name}` died at step {worst.step}: {percent(worst.since)} of the activations after it are zero since, "
-        "and the loss has not fallen",
+        "and the loss does not fall",
         message=message,
         location=location(row, Phase.BACKWARD, row.process, row.step),
         evidence={

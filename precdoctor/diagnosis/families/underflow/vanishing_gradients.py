@@ -33,9 +33,10 @@ PAGE = RulePage(
     finds="""
 Chains of like layers (`blocks.0`, `blocks.1`, ...; every second entry of a sequence) along which the gradient of the
 output falls steadily from the last layer to the first: by more than `decay` binades in all, and in at least three
-quarters of the steps from layer to layer. Chains that run one after the other (an encoder's and its decoder's) count as
-one. The rule compares L2 norms without the loss scale, so that a change of resolution is no decay, as medians over the
-recorded steps. Layers whose gradient is exactly zero belong to PD203 and are left out.
+quarters of the steps from layer to layer. Half of `decay` is enough if the loss of 64 steps or more fell by less than
+`learnt`. Chains that run one after the other (an encoder's and its decoder's) count as one. The rule compares L2 norms
+without the loss scale, so that a change of resolution is no decay, as medians over the recorded steps. Layers whose
+gradient is exactly zero belong to PD203 and are left out.
 
 The calls of one module that a step calls at least `min_calls` times, as it does a recurrent cell, also form such a
 chain. Cells forget, mostly without harm. A chain of calls is therefore a finding only if the first call gets less than
@@ -88,6 +89,8 @@ _SLOPES = {"Sigmoid": 0.25, "Hardsigmoid": 1 / 6, "Tanh": 1.0, "Softsign": 1.0}
 _EQUAL_DECAY = 2.0
 #: Minimum number of an optimizer's steps for a comparison of its oldest and newest quarter: six steps each.
 _MIN_STEPS = 24
+#: Minimum number of steps after which a loss that has not fallen shows that a model does not learn. Chosen empirically.
+_TIME_TO_LEARN = 64
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -111,11 +114,19 @@ def _check_layers(view: RunView, options: Options) -> Checked:
     if not alive:
         return Checked.not_applicable(f"no chain of {options['min_layers']:g} like layers with gradients")
     seen = f"the gradients along {plural(len(alive), 'chain')} of layers"
-    worst = _worst(view, alive)
-    if decay(worst) < options["decay"] or rising_share(link_norms(worst)) < options["consistent_share"]:
+    worst, fallen = _worst(view, alive), _fall_if_stuck(view, options["learnt"])
+    limit = options["decay"] / (1.0 if fallen is None else 2.0)
+    if decay(worst) < limit or rising_share(link_norms(worst)) < options["consistent_share"]:
         words = f"{decay(worst):.1f} binades lost in the worst" if decay(worst) > 0.05 else "none is lost"
-        return Checked((), f"{seen}: {words} (limit {options['decay']:g})")
-    return Checked([_finding(view, worst, options)], f"{decay(worst):.0f} binades lost in {seen}")
+        return Checked((), f"{seen}: {words} (limit {limit:g})")
+    return Checked([_finding(view, worst, limit, fallen, options)], f"{decay(worst):.0f} binades lost in {seen}")
+
+
+def _fall_if_stuck(view: RunView, learnt: float) -> float | None:
+    """The share by which the loss fell if it is less than ``learnt`` and the run is long enough to tell; else None."""
+    steps = max((len(steps) for steps in view.timeline.values()), default=0)
+    fallen = learnt_share(view) if steps >= _TIME_TO_LEARN else None
+    return fallen if fallen is not None and fallen < learnt else None
 
 
 def _worst(view: RunView, alive: Sequence[Chain]) -> Chain:
@@ -127,7 +138,7 @@ def _worst(view: RunView, alive: Sequence[Chain]) -> Chain:
     return max(layers or close, key=decay)
 
 
-def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
+def _finding(view: RunView, chain: Chain, limit: float, fallen: float | None, options: Options) -> Finding:
     alive = chain.alive
     first, last, lost = alive[0], alive[-1], decay(chain)
     per_layer = slope(link_norms(chain))
@@ -138,9 +149,14 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
     message = (
         f"Along {len(alive)} layers of {chain.module_class} (`{chain.pattern}`) the gradient falls from "
         f"{last.norm:.3g} at `{last.module}` to {first.norm:.3g} at `{first.module}` (L2, median of "
-        f"{plural(chain.steps, 'step')}). That is a fall by 2^{lost:.1f} (limit 2^{options['decay']:g}), a factor of "
+        f"{plural(chain.steps, 'step')}). That is a fall by 2^{lost:.1f} (limit 2^{limit:g}), a factor of "
         f"{2.0**per_layer:.3g} per layer. The RMS at the first layer is {first.rms:.2g}."
     )
+    if fallen is not None:
+        message += (
+            f" From the oldest quarter of the run to the newest the loss has fallen by {percent(max(0.0, fallen))} "
+            f"(limit {percent(options['learnt'])})."
+        )
     return RULE.finding(
         confidence=0.85 if chain.steps >= 4 and len(alive) >= 6 else 0.7,
         title=f"gradients vanish along {len(alive)} layers: {first.norm / last.norm:.2g} reaches `{first.module}`",
@@ -148,8 +164,9 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
         location=Location(chain.root, first.module, chain.module_class, "grad_output", Phase.BACKWARD, 0, step),
         evidence={
             "decay_binades": lost,
-            "limit": options["decay"],
+            "limit": limit,
             "binades_per_layer": per_layer,
+            "loss_fell_by": fallen,
             "layers": chain.as_evidence()[:64],
             "steps_examined": chain.steps,
             "confidence_reason": f"it falls in {rising_share(link_norms(chain)):.0%} of the steps from layer to layer",
@@ -343,7 +360,7 @@ RULE = Rule(
         RuleOption("call_decay", 24.0, "binades", "Minimum fall of the gradient's norm from last to first call.",
                    "FP32 has 24 significant bits: added to the last call's share, the first one's is lost."),
         RuleOption("min_calls", 8.0, "calls", "Minimum number of calls of a module in a step.", "As in PD604.", 4.0),
-        RuleOption("learnt", 0.1, "fraction", "Fall of the loss that makes forgotten calls harmless.",
+        RuleOption("learnt", 0.1, "fraction", "Fall of the loss that makes lost calls or half of `decay` harmless.",
                    "Chosen empirically: in healthy recurrent runs of 60 steps it falls by at least half.", maximum=1.0),
         RuleOption("min_layers", 4.0, "layers", "Minimum length of a chain.", "A trend needs a few points.", 3.0),
         RuleOption("consistent_share", 0.75, "fraction", "Minimum share of the steps from layer to layer that go down.",
