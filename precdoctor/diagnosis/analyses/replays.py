@@ -9,7 +9,7 @@ from typing import Any
 
 from precdoctor.diagnosis.analyses.op_facts import Replay, replay_of
 from precdoctor.diagnosis.survey.rows import integer, text
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.view import Process, RunView, remembered
 from precdoctor.errors import PrecdoctorError
 from precdoctor.runlog import open_run
 from precdoctor.runlog.files import AUTOPSY_DIR
@@ -39,11 +39,8 @@ def replayed_steps(view: RunView, process: Process) -> dict[int, str]:
     return {step: kinds.get(r.phase, "loss") for step, r in shown}
 
 
+@remembered
 def _replays(view: RunView) -> dict[tuple[int, int], Replay]:
-    return view.remember("replays", lambda: _all_replays(view))
-
-
-def _all_replays(view: RunView) -> dict[tuple[int, int], Replay]:
     """Return the replays by rank and step.
 
     The live trace of the second run covers more ops, so its replays with an origin replace those of the first run.
