@@ -14,9 +14,6 @@ from precdoctor.errors import PrecdoctorError
 from precdoctor.runlog import open_run
 from precdoctor.runlog.files import AUTOPSY_DIR
 
-#: Kinds of tensors that existed before the replay and may come from the data.
-_OF_DATA = ("batch", "data")
-
 
 def replay_at(view: RunView, process: Process, step: int) -> Replay | None:
     """Return the replay of a step; None if there is none."""
@@ -50,7 +47,7 @@ def _replays(view: RunView) -> dict[tuple[int, int], Replay]:
         for at, r in _own_replays(again).items():
             if r.outcome == "origin":
                 own = found.get(at, r)
-                if not r.origins and any(kind in _OF_DATA for kind, _, _ in own.externals):
+                if not r.origins and any(kind == "batch" for kind, _, _ in own.externals):
                     found[at] = replace(own, made_outside=r.made_outside)  # the replay has the counts of that tensor
                     continue
                 found[at] = replace(

@@ -48,8 +48,6 @@ class Replay:
     equal: int = 0
     #: Names of outputs that are bad in the run and finite in the replay.
     missing: list[str] = field(default_factory=list)
-    #: Why there was no backward pass; None if there was one, or none was asked for.
-    no_backward: str | None = None
 
     @property
     def bad(self) -> list[tuple[str, int, Source]]:
@@ -261,7 +259,6 @@ def _backward(
         if name in brought and x.requires_grad and brought[name].shape == x.shape
     ]
     if not pairs:
-        done.no_backward = "the backward pass brought no gradient to its outputs"
         return
     inputs: dict[str, Tensor] = {f"weight {n}": p for n, p in weights.items() if p.requires_grad}
     inputs |= {
