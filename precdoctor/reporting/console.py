@@ -38,14 +38,13 @@ THEME = Theme(
 )
 
 
-def make_console(file: IO[str] | None = None, width: int | None = None) -> Console:
+def make_console(file: IO[str] | None = None, width: int | None = None, *, colour: bool | None = None) -> Console:
     """A console that prints text as it is: no markup, no emoji codes, no guessed highlighting.
-
-    Colours appear on a terminal, unless NO_COLOR or TERM=dumb; FORCE_COLOR forces them.
 
     Args:
         file: where to print; default stdout.
         width: columns; default the terminal's (at most :data:`READING_WIDTH`), or :data:`PIPED_WIDTH` without one.
+        colour: force colours on or off; default: on a terminal, unless NO_COLOR or TERM=dumb; FORCE_COLOR forces them.
     """
     file = sys.stdout if file is None else file
     watched = _is_tty(file)
@@ -53,6 +52,9 @@ def make_console(file: IO[str] | None = None, width: int | None = None) -> Conso
         file=cast("IO[str]", _Stream(file)),
         theme=THEME,
         width=width,
+        force_terminal=colour,
+        no_color=True if colour is False else None,
+        color_system="auto" if colour is None else "standard" if colour else None,
         markup=False,
         emoji=False,
         highlight=False,

@@ -47,7 +47,7 @@ def statistics_of(values: npt.ArrayLike, source: Format | None = None) -> Tensor
     """Measured from an array of any shape; NaN, Inf and zero are left out."""
     x = np.abs(np.asarray(values, dtype=np.float64)).ravel()
     x = x[(x > 0.0) & (x < math.inf)]
-    histogram = ExponentHistogram.of_values(x)
+    histogram = histogram_of(x)
     if x.size == 0:
         return TensorStatistics(histogram, source=source)
     with np.errstate(over="ignore", under="ignore"):
@@ -66,7 +66,7 @@ def blocks_of(matrix: Floats, size: int) -> BlockHistogram:
     bins, peak_bins = bins_of(blocks[used]), bins_of(peak[used])
     below = np.minimum(peak_bins[:, None] - bins, BlockHistogram.LIMIT - 1)[blocks[used] != 0.0]
     counts = np.trim_zeros(np.bincount(below, minlength=1), "b")
-    return BlockHistogram(size, tuple(counts.tolist()), ExponentHistogram.of_values(peak[used]))
+    return BlockHistogram(size, tuple(counts.tolist()), histogram_of(peak[used]))
 
 
 def groups_of(groups: npt.ArrayLike) -> GroupHistogram:

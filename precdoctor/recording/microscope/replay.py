@@ -197,15 +197,10 @@ def copied_arguments(call: RootCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
     def copy(x: Tensor) -> Tensor:
         if id(x) not in copies:
-            copies[id(x)] = x.detach().clone().requires_grad_(x.requires_grad) if is_dense(x) else x
+            copies[id(x)] = x.detach().clone().requires_grad_(x.requires_grad) if tensor_leaves.is_strided(x) else x
         return copies[id(x)]
 
     return tensor_leaves.mapped(call.args, copy, objects=True), tensor_leaves.mapped(call.kwargs, copy, objects=True)
-
-
-def is_dense(x: Tensor) -> bool:
-    """Return whether a tensor is a plain strided one."""
-    return x.layout is torch.strided and not tensor_leaves.is_wrapped(x)
 
 
 def _note_arguments(tracer: Tracer, call: RootCall, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
