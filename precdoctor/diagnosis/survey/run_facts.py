@@ -41,6 +41,7 @@ class RunFacts:
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        #: Results of the functions that :func:`.view.remembered` decorates, by function and arguments.
         self.memo: dict[Hashable, Any] = {}
         self._decoded_events: dict[str, list[tuple[int, dict[str, Any]]]] = {}
         #: Processes whose logs cannot be read and are left out, with the error.
