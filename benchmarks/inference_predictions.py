@@ -254,7 +254,7 @@ def compare(run: Path, kept: Path) -> Iterator[tuple[tuple[str, str, str], float
     from precdoctor.diagnosis.offline.whatif.recipe import ask
     from precdoctor.numerics.histogram import ExponentHistogram
     from precdoctor.runlog import open_run
-    from tests.support.references import cast_blocks
+    from tests.support.references import cast_blocks, histogram_of
 
     tensors = np.load(kept)
     recipes = [ask(f, scaling=s) for f in FORMATS for s in SCALINGS] + [ask("nvfp4")]
@@ -266,7 +266,7 @@ def compare(run: Path, kept: Path) -> Iterator[tuple[tuple[str, str, str], float
                 continue
             met.add(name)
             x = tensors[name].astype(np.float64)
-            if ExponentHistogram.of(row["exp_lo"], row["exp_hist"]) != ExponentHistogram.of_values(x):
+            if ExponentHistogram.of(row["exp_lo"], row["exp_hist"]) != histogram_of(x):
                 raise SystemExit(f"the row of {name} is not of the tensor that was kept")
             key = TensorKey(*(row[name] for name in ("root", "module", "kind", "name", "dtype")))
             for recipe in recipes:

@@ -53,6 +53,10 @@ def contents(elements):
     }
 
 
+def measure(x, ints, floats, counter, blocks):
+    native_cpu.measure_at(x, ints.data_ptr(), floats.data_ptr(), counter.data_ptr(), native_cpu.wanted(blocks))
+
+
 def best_of(bodies, repeat):
     """Least thread CPU time of each body, ns; they take turns."""
     best = dict.fromkeys(bodies, float("inf"))
@@ -77,7 +81,7 @@ def by_dtype(arguments):
         as_words = y.view(torch.float32)
         bodies[dtype, "read"] = lambda w=as_words: w.sum()
         for name, blocks in SETS.items():
-            bodies[dtype, name] = lambda y=y, b=blocks: native_cpu.measure(y, *into, b)
+            bodies[dtype, name] = lambda y=y, b=blocks: measure(y, *into, b)
     best = best_of(bodies, arguments.repeat)
     print(
         "| dtype | " + " | ".join(f"{name}, ns/element" for name in SETS) + " | no blocks, GB/s | read, GB/s | ratio |"
@@ -93,7 +97,7 @@ def by_dtype(arguments):
 def by_content(arguments):
     tensors, into = contents(arguments.elements), slot()
     bodies = {
-        (name, blocks): lambda y=y, b=blocks: native_cpu.measure(y, *into, b)
+        (name, blocks): lambda y=y, b=blocks: measure(y, *into, b)
         for name, y in tensors.items()
         for blocks in ((), (32, 128))
     }
@@ -112,7 +116,7 @@ def by_kernel(arguments):
         if native_cpu.choose_variant(variant) == variant:
             bodies[f"C, {variant}"] = lambda v=variant: (
                 native_cpu.choose_variant(v),
-                native_cpu.measure(x, *into, (32, 128)),
+                measure(x, *into, (32, 128)),
             )
     best = best_of(bodies, arguments.repeat)
     native_cpu.choose_variant(arguments.variant)
@@ -133,7 +137,7 @@ def per_call(arguments):
 
         def alone(x=x, calls=calls, into=into):
             for _ in range(calls):
-                native_cpu.measure(x, *into, (32, 128))
+                measure(x, *into, (32, 128))
 
         best = best_of({"hooks": as_hooks, "alone": alone}, arguments.repeat)
         print(f"| {elements} | {best['hooks'] / calls / 1e3:.1f} | {best['alone'] / calls / 1e3:.1f} |")

@@ -123,6 +123,7 @@ def compare(run: Path, kept: Path) -> dict[str, Outcome]:
     from precdoctor.diagnosis.offline.whatif.recipe import ask
     from precdoctor.numerics.histogram import ExponentHistogram
     from precdoctor.runlog import open_run
+    from tests.support.references import histogram_of
 
     tensors = np.load(kept)
     outcomes: dict[str, Outcome] = {}
@@ -132,7 +133,7 @@ def compare(run: Path, kept: Path) -> dict[str, Outcome]:
             if key not in tensors or not row["exp_hist"]:
                 continue
             x = tensors[key].astype(np.float64)
-            if ExponentHistogram.of(row["exp_lo"], row["exp_hist"]) != ExponentHistogram.of_values(x):
+            if ExponentHistogram.of(row["exp_lo"], row["exp_hist"]) != histogram_of(x):
                 raise SystemExit(f"the row of {key} is not of the tensor that was kept")
             tensor = TensorKey(*(row[name] for name in ("root", "module", "kind", "name", "dtype")))
             for name, options in RECIPES:

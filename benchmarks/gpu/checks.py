@@ -26,6 +26,7 @@ from benchmarks.gpu.trainings import digest, plain_and_recorded, recorded
 from precdoctor.recording import kernels
 from precdoctor.recording.kernels import reference
 from precdoctor.recording.kernels import row_layout as at
+from tests.support.kernels import measure_triton
 
 Facts = dict[str, Any]
 Check = Callable[[Place], Facts]
@@ -108,14 +109,14 @@ def _size(place: Place) -> tuple[int, int]:
 def _stat_of(dtype: torch.dtype) -> Check:
     def stat(place: Place) -> Facts:
         """`_stat` counts what the reference counts on the CPU: four layouts, core, blocks, and as weights have it."""
-        triton_kernel, compared = _triton(place), 0
-        x = _values(_size(place), seed=0).to(dtype)
+        _triton(place)
+        compared, x = 0, _values(_size(place), seed=0).to(dtype)
         for name, arrange in _LAYOUTS.items():
             there = arrange(x.to(place.device))
             for blocks in ((), at.BLOCK_SIZES[1:], at.BLOCK_SIZES):
                 bank, truth, fingerprint = kernels.Bank(place.device), _truth(), blocks == at.BLOCK_SIZES
                 reference.measure(arrange(x), *truth.row(0), truth.counter, blocks)
-                triton_kernel.measure(there, *bank.row(0), bank.counter, blocks, fingerprint=fingerprint)
+                measure_triton(there, *bank.row(0), bank.counter, blocks, fingerprint=fingerprint)
                 but = [] if fingerprint else [at.FINGERPRINT]
                 _assert_same(bank.row(0), truth.row(0), f"{dtype}, {name}, blocks {blocks}", but=but)
                 compared += 1

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.gpu.place import Place, from_command_line
 from precdoctor.recording import kernels
-from precdoctor.recording.kernels import native_cpu
+from precdoctor.recording.kernels import cuda, native_cpu
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("triton", "numpy", "pandas", "pyarrow", "pytest", "pytest-xdist", "pytest-timeout", "hypothesis", "torchao")
@@ -56,12 +56,21 @@ def device_facts(place: Place) -> dict[str, object]:
     }
 
 
+def kernel_of(device: torch.device) -> str:
+    """The kernel that measures tensors of a device: ``C (avx2)``, ``Triton``, ``torch operations``."""
+    if device.type == "cpu" and native_cpu.library() is not None:
+        return f"C ({native_cpu.variant()})"
+    if device.type == "cuda":
+        return "Triton" if cuda.failure() is None else f"torch operations ({cuda.failure()})"
+    return "torch operations"
+
+
 def build_kernel() -> str:
     """Compile the CPU kernel into the tree where that was not done yet."""
     if native_cpu.library() is None and shutil.which("gcc"):
         subprocess.run([sys.executable, str(ROOT / "hatch_build.py")], cwd=ROOT, timeout=60, check=False)
         native_cpu.library.cache_clear()
-    return kernels.in_use(torch.device("cpu"))
+    return kernel_of(torch.device("cpu"))
 
 
 def first_launch(place: Place) -> dict[str, object]:
@@ -74,7 +83,7 @@ def first_launch(place: Place) -> dict[str, object]:
         place.wait()
         seconds.append(time.perf_counter() - began)
     return {
-        "kernel": kernels.in_use(place.device),
+        "kernel": kernel_of(place.device),
         "first launch, s": round(seconds[0], 3),
         "second launch, s": round(seconds[1], 6),
     }

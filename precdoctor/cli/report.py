@@ -63,8 +63,7 @@ def write(page: str, file: Path, *, force: bool) -> None:
         RunExistsError: ``file`` exists, is not a report, and ``force`` is not given.
         UsageError: the file cannot be written.
     """
-    import os
-    import tempfile
+    from precdoctor.runlog.atomic import write_atomically
 
     if file.is_dir():
         raise UsageError(f"{file} is a directory; name a file in it, such as -o {file / 'report.html'}")
@@ -74,19 +73,7 @@ def write(page: str, file: Path, *, force: bool) -> None:
             return
         if file.exists() and not force and not is_report(file):
             raise RunExistsError(f"{file} is already there; give another name, or --force to replace it")
-        target = file.resolve()
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=target.parent, prefix=f".{target.name}.", delete=False
-        ) as stream:
-            try:
-                stream.write(page)
-            except BaseException:
-                Path(stream.name).unlink()
-                raise
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(stream.name).chmod(0o666 & ~umask)
-        Path(stream.name).replace(target)
+        write_atomically(file.resolve(), page.encode())
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}; name another place with -o FILE") from None
 

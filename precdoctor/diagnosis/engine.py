@@ -145,7 +145,7 @@ def _check(view: RunView, rule: Rule, options: Options) -> Checked:
     try:
         checked = rule.check(view, options)
         if rule.newer_half and not checked.findings and checked.status is not Status.NOT_APPLICABLE:
-            later = view.remember("newer-half", lambda: newer_half(view))
+            later = newer_half(view)
             found = rule.check(later, options) if later is not None else checked
             if later is not None and any(f.severity is not Severity.INFO for f in found.findings):
                 return _from_newer_half(found, later.first)

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from importlib import import_module
+from pkgutil import iter_modules
+from types import ModuleType
 from typing import Protocol, TypeVar
 
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.families import configuration, fp8, growth, loss_scaling, nonfinite, underflow, updates
 from precdoctor.errors import UsageError, did_you_mean
 
+
+def rules_of(family: ModuleType) -> tuple[Rule, ...]:
+    """Return the ``RULE`` of every module of a family that has one, by code."""
+    modules = (import_module(f"{family.__name__}.{module.name}") for module in iter_modules(family.__path__))
+    return tuple(sorted((m.RULE for m in modules if hasattr(m, "RULE")), key=lambda rule: rule.code))
+
+
 #: The families in the order of the documentation: title, and rules sorted by code.
-FAMILIES: tuple[tuple[str, tuple[Rule, ...]], ...] = tuple(
-    (title, tuple(sorted(family.RULES, key=lambda rule: rule.code)))
-    for title, family in (
-        ("NaN and Inf", nonfinite),
-        ("Values that become zero", underflow),
-        ("The loss scale", loss_scaling),
-        ("FP8", fp8),
-        ("Updates, and state between steps", updates),
-        ("Growth", growth),
-        ("Ops, casts, replicas", configuration),
-    )
+FAMILIES: tuple[tuple[str, tuple[Rule, ...]], ...] = (
+    ("NaN and Inf", rules_of(nonfinite)),
+    ("Values that become zero", rules_of(underflow)),
+    ("The loss scale", rules_of(loss_scaling)),
+    ("FP8", rules_of(fp8)),
+    ("Updates, and state between steps", rules_of(updates)),
+    ("Growth", rules_of(growth)),
+    ("Ops, casts, replicas", rules_of(configuration)),
 )
 #: In triage order (data, learning rate, loss scale, forward, loss, backward, optimizer), then by code.
 RULES: tuple[Rule, ...] = tuple(

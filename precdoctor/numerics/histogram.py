@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from precdoctor.numerics.arrays import Floats, Ints
 from precdoctor.numerics.formats import Format
@@ -73,15 +72,6 @@ class ExponentHistogram:
         if lo is None or counts is None or len(counts) == 0:
             return cls(0, np.zeros(0, dtype=np.int64))
         return cls(int(lo), np.asarray(counts, dtype=np.int64))
-
-    @classmethod
-    def of_values(cls, values: npt.ArrayLike) -> ExponentHistogram:
-        """Count an array of any shape, of a dtype that float64 holds exactly; zero, NaN and Inf are left out."""
-        x = np.abs(np.asarray(values, dtype=np.float64)).ravel()
-        bins = bins_of(x[(x > 0.0) & (x < math.inf)])
-        if bins.size == 0:
-            return cls(0, np.zeros(0, dtype=np.int64))
-        return cls(int(bins.min()), np.bincount(bins - bins.min()).astype(np.int64))
 
     @property
     def total(self) -> int:

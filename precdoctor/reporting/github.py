@@ -9,7 +9,7 @@ from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.ranking.verdict import ExitCode
 from precdoctor.reporting.finding_view import place
 from precdoctor.reporting.outputs import Report
-from precdoctor.reporting.places import file_line, script
+from precdoctor.reporting.places import file_line
 from precdoctor.reporting.text import clean
 
 #: GitHub shows ten annotations of each kind per step and silently drops the rest.
@@ -37,7 +37,7 @@ def command(kind: str, message: str, **properties: str | int) -> str:
 
 
 def _annotation(finding: Finding, report: Report, kind: str) -> str:
-    place_of = file_line(finding, report.diagnosis) or script(report.diagnosis)
+    place_of = file_line(finding, report.diagnosis)
     properties: dict[str, str | int] = {}
     if place_of is not None:
         properties = {"file": place_of.file, "line": place_of.line}

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from precdoctor.reporting.outputs import Report
-from precdoctor.reporting.places import file_line, identity, script, subject_of
+from precdoctor.reporting.places import file_line, identity, subject_of
 from precdoctor.reporting.text import clean
 
 _SEVERITIES = {"error": "critical", "warning": "major", "info": "info"}
@@ -18,7 +18,7 @@ def gitlab(report: Report) -> str:
     seen: Counter[str] = Counter()
     issues: list[dict[str, Any]] = []
     for finding in report.diagnosis.findings:
-        place = file_line(finding, report.diagnosis) or script(report.diagnosis)
+        place = file_line(finding, report.diagnosis)
         fingerprint = identity(finding, report.diagnosis)
         seen[fingerprint] += 1
         subject = subject_of(finding)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import precdoctor
@@ -49,10 +48,3 @@ def gate_document(report: GateReport) -> dict[str, Any]:
 def dumps(document: dict[str, Any]) -> str:
     """The document as text: indented, and ASCII only, so that recorded names cannot control a terminal."""
     return json.dumps(document, indent=2, allow_nan=False, ensure_ascii=True) + "\n"
-
-
-def schema(name: str = "diagnosis") -> dict[str, Any]:
-    """A published JSON Schema: ``diagnosis`` (of :func:`document`), ``whatif``, ``shadow`` or ``trial``."""
-    file = resources.files("precdoctor.reporting") / "schema" / f"{name}-1.schema.json"
-    loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return loaded

@@ -32,18 +32,18 @@ class FileLine:
 
 
 def file_line(finding: Finding, diagnosis: Diagnosis) -> FileLine | None:
-    """The source line that the finding names; None if it names none, or the file is not in the repository."""
+    """The source line that the finding names, else the training script; None if neither is in the repository."""
     home = _home(finding, diagnosis)
     for source in (finding.location.source, finding.evidence.get("detected_at")):
         if isinstance(source, Source):
             file = repository_file(source.file, home, source.line, source.code)
             if file is not None:
                 return FileLine(file, max(1, source.line))
-    return None
+    return script(diagnosis)
 
 
 def script(diagnosis: Diagnosis) -> FileLine | None:
-    """The recorded training script, for formats that require a file; None if it is not in the repository."""
+    """The recorded training script; None if it is not in the repository."""
     for run in _runs(diagnosis):
         command, home = run.get("command"), str(run.get("cwd") or "")
         words = [str(word) for word in command] if isinstance(command, (list, tuple)) else []
@@ -79,7 +79,7 @@ def identity(finding: Finding, diagnosis: Diagnosis) -> str:
 
     location = finding.location
     where: list[Any] = [finding.code, location.root, location.module, location.kind, finding.cause]
-    place = file_line(finding, diagnosis) or script(diagnosis)
+    place = file_line(finding, diagnosis)
     where.append(place.file if place is not None else None)
     return hashlib.sha256("\0".join(map(ascii, where)).encode()).hexdigest()[:32]
 

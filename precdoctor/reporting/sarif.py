@@ -10,7 +10,7 @@ from precdoctor.diagnosis.claims.finding import Finding, jsonable
 from precdoctor.diagnosis.ranking.verdict import ExitCode
 from precdoctor.diagnosis.registry import RULES
 from precdoctor.reporting.outputs import Report
-from precdoctor.reporting.places import file_line, identity, script, subject_of
+from precdoctor.reporting.places import file_line, identity, subject_of
 from precdoctor.reporting.text import clean, clean_block
 
 _LEVELS = {"error": "error", "warning": "warning", "info": "note"}
@@ -50,7 +50,7 @@ def _rule(code: str, name: str) -> dict[str, Any]:
 
 
 def _result(finding: Finding, index: int, report: Report) -> dict[str, Any]:
-    place = file_line(finding, report.diagnosis) or script(report.diagnosis)
+    place = file_line(finding, report.diagnosis)
     location: dict[str, Any] = {}
     if place is not None:
         location["physicalLocation"] = {

@@ -9,10 +9,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
-from precdoctor.errors import UsageError
+from precdoctor.errors import UsageError, did_you_mean
 from precdoctor.numerics.narrow_cast import parse_casts
 
 #: A setting's value.
@@ -194,5 +193,4 @@ class Change:
 
 
 def _nearest(name: object) -> str:
-    close = get_close_matches(str(name), list(SETTINGS), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(SETTINGS)}"
+    return did_you_mean(str(name), SETTINGS) or f"; known: {', '.join(SETTINGS)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, reduce
@@ -13,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from precdoctor.errors import UsageError
+from precdoctor.errors import UsageError, did_you_mean
 from precdoctor.runlog.schema import TABLES
 from precdoctor.runlog.stream import stored_type
 
@@ -236,6 +235,4 @@ def _names(table: str) -> tuple[str, ...]:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    known = list(known)
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(known)}"
+    return did_you_mean(name, known) or f"; there are {', '.join(known)}"

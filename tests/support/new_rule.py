@@ -25,7 +25,7 @@ FAMILIES = dict(
 
 
 def write(code: str, name: str, root: Path = ROOT) -> list[Path]:
-    """The new files, and the family's ``__init__`` with the rule in it.
+    """Write the files of a new rule, and return their paths.
 
     Raises:
         SystemExit: the code or the name is not one, or the rule is there already.
@@ -34,10 +34,9 @@ def write(code: str, name: str, root: Path = ROOT) -> list[Path]:
         raise SystemExit(f"a code is PD and three digits, the first from 1 to 7; got {code!r}")
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", name):
         raise SystemExit(f"a name is two or more words in lower case with hyphens; got {name!r}")
-    module = name.replace("-", "_")
     family = root / "precdoctor" / "diagnosis" / "families" / FAMILIES[code[2]]
     samples = root / "tests" / "rules" / code
-    rule = family / f"{module}.py"
+    rule = family / f"{name.replace('-', '_')}.py"
     for path in (rule, samples):
         if path.exists():
             raise SystemExit(f"{path.relative_to(root)} exists already")
@@ -55,16 +54,7 @@ def write(code: str, name: str, root: Path = ROOT) -> list[Path]:
     for path, content in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
-    register(family / "__init__.py", module)
-    return [*files, family / "__init__.py"]
-
-
-def register(path: Path, module: str) -> None:
-    """Adds the module to the imports and to ``RULES`` of a family."""
-    head, listed, tail = re.split(r"(?<=import \()([^)]*)(?=\))", path.read_text(), maxsplit=1)
-    names = sorted({*re.findall(r"\w+", listed), module})
-    body = f"{head}\n{''.join(f'    {n},{chr(10)}' for n in names)}{tail}"
-    path.write_text(body.rstrip().removesuffix(")") + f"    {module}.RULE,\n)\n")
+    return list(files)
 
 
 if __name__ == "__main__":

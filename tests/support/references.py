@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +47,7 @@ def statistics_of(values: npt.ArrayLike, source: Format | None = None) -> Tensor
     """Measured from an array of any shape; NaN, Inf and zero are left out."""
     x = np.abs(np.asarray(values, dtype=np.float64)).ravel()
     x = x[(x > 0.0) & (x < math.inf)]
-    histogram = ExponentHistogram.of_values(x)
+    histogram = histogram_of(x)
     if x.size == 0:
         return TensorStatistics(histogram, source=source)
     with np.errstate(over="ignore", under="ignore"):
@@ -65,7 +66,7 @@ def blocks_of(matrix: Floats, size: int) -> BlockHistogram:
     bins, peak_bins = bins_of(blocks[used]), bins_of(peak[used])
     below = np.minimum(peak_bins[:, None] - bins, BlockHistogram.LIMIT - 1)[blocks[used] != 0.0]
     counts = np.trim_zeros(np.bincount(below, minlength=1), "b")
-    return BlockHistogram(size, tuple(counts.tolist()), ExponentHistogram.of_values(peak[used]))
+    return BlockHistogram(size, tuple(counts.tolist()), histogram_of(peak[used]))
 
 
 def groups_of(groups: npt.ArrayLike) -> GroupHistogram:
@@ -121,3 +122,12 @@ def cast_blocks(matrix: Floats, fmt: BlockFormat, *, rule: ScaleRule | None = No
     spread = np.repeat(np.repeat(divisors, height, axis=0), width, axis=1)[:rows, :columns]
     quotients = np.divide(matrix, spread, out=np.zeros_like(matrix), where=spread > 0.0)
     return BlockCast(cast_array(quotients, fmt.element, saturate=True) * spread, quotients, spread)
+
+
+def histogram_of(values: Any) -> ExponentHistogram:
+    """The histogram of an array of any shape, of a dtype that float64 holds exactly; zero, NaN and Inf are left out."""
+    x = np.abs(np.asarray(values, dtype=np.float64)).ravel()
+    bins = bins_of(x[(x > 0.0) & (x < math.inf)])
+    if bins.size == 0:
+        return ExponentHistogram(0, np.zeros(0, dtype=np.int64))
+    return ExponentHistogram(int(bins.min()), np.bincount(bins - bins.min()).astype(np.int64))

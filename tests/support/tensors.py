@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from precdoctor.numerics.formats import format_of_dtype
-from precdoctor.numerics.histogram import ExponentHistogram
-from tests.support.references import blocks_of, groups_of
+from tests.support.references import blocks_of, groups_of, histogram_of
 
 
 def row_of(values: Any, *, blocks: tuple[int, ...] = (32, 128), **columns: Any) -> dict[str, Any]:
@@ -16,7 +15,7 @@ def row_of(values: Any, *, blocks: tuple[int, ...] = (32, 128), **columns: Any) 
     x = np.asarray(values, dtype=np.float64)
     finite = x[np.isfinite(x)]
     used = np.abs(finite[finite != 0])
-    histogram = ExponentHistogram.of_values(used)
+    histogram = histogram_of(used)
     row: dict[str, Any] = {
         "dtype": "float32",
         "shape": list(x.shape),

@@ -16,7 +16,7 @@ from precdoctor.diagnosis.analyses.histories import watched_steps
 from precdoctor.diagnosis.survey.frames import firsts, groups, lasts
 from precdoctor.diagnosis.survey.measures import column
 from precdoctor.diagnosis.survey.rows import TensorRow, path_evidence, range_evidence, text
-from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.diagnosis.survey.view import RunView, remembered
 
 #: Part of an FQN that is a number (``blocks.3``); part that ends in one (``body.conv3``).
 _NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
@@ -93,9 +93,10 @@ def rising_share(values: Sequence[float]) -> float:
 
 def call_chains(view: RunView, kind: str, least: int) -> list[Chain]:
     """Return, as chains, the calls of modules that a step calls at least ``least`` times, such as a recurrent cell."""
-    return [c for c in view.remember(f"call-chains:{kind}", lambda: _call_chains(view, kind)) if len(c.links) >= least]
+    return [c for c in _call_chains(view, kind) if len(c.links) >= least]
 
 
+@remembered
 def _call_chains(view: RunView, kind: str) -> list[Chain]:
     rows = _norms(view, kind)
     links = _links(rows[rows["name"].isin(["", "0"])])
@@ -107,7 +108,7 @@ def _call_chains(view: RunView, kind: str) -> list[Chain]:
 
 def chains(view: RunView, kind: str, least: int) -> list[Chain]:
     """Return the chains of at least ``least`` layers for one kind of tensor; of each module the first tensor only."""
-    return [c for c in view.remember(f"chains:{kind}", lambda: _chains(view, kind)) if len(c.links) >= least]
+    return [c for c in _chains(view, kind) if len(c.links) >= least]
 
 
 def joined_chains(view: RunView, kind: str, least: int) -> list[Chain]:
@@ -135,6 +136,7 @@ def _span(chain: Chain) -> tuple[int, int]:
     return min(orders), max(orders)
 
 
+@remembered
 def _chains(view: RunView, kind: str) -> list[Chain]:
     rows = _norms(view, kind)
     found: dict[ChainKey, list[tuple[Link, int]]] = {}

@@ -17,7 +17,7 @@ from precdoctor.diagnosis.claims.rule import RuleOption
 from precdoctor.diagnosis.survey.frames import AT, Mask, at, firsts, groups, histograms, keys, on_steps, rows_of
 from precdoctor.diagnosis.survey.measures import Floats, column, share
 from precdoctor.diagnosis.survey.rows import Key, TensorRow, known_format
-from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
+from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView, remembered
 from precdoctor.numerics.formats import BF16, FP16, Format
 from precdoctor.numerics.tail import Tail, flushed_tail, flushed_tails, magnitudes
 
@@ -135,10 +135,10 @@ def survey(view: RunView, *, max_steps: float, dying_share: float, kind: str = "
             flushed.
         kind: ``grad_output`` or ``weight_grad``.
     """
-    name = f"underflow:{kind}:{max_steps:g}:{dying_share:g}"
-    return view.remember(name, lambda: _survey(view, int(max_steps), dying_share, kind))
+    return _survey(view, int(max_steps), dying_share, kind)
 
 
+@remembered
 def _survey(view: RunView, max_steps: int, dying_share: float, kind: str) -> GradientSurvey:
     steps = examined_steps(view, max_steps)
     dtypes = _HALF if kind == "grad_output" else (*_HALF, "float32")

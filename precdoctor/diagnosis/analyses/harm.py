@@ -26,7 +26,7 @@ from precdoctor.diagnosis.analyses.histories import watched_steps
 from precdoctor.diagnosis.survey.frames import Ints, groups, lasts
 from precdoctor.diagnosis.survey.measures import Floats, format_values
 from precdoctor.diagnosis.survey.rows import text
-from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.diagnosis.survey.view import RunView, remembered
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import ExponentHistogram
 
@@ -86,15 +86,12 @@ def lost_to(view: RunView, place: Module, flushed: float, already: float | None 
     return lost if lost <= _SLACK * flushed else 0.0
 
 
+@remembered
 def channel_zeros(view: RunView) -> Mapping[Module, ChannelZeros]:
     """Return the zeros around each module with a weight matrix and floating-point inputs; computed once per view.
 
     Modules whose output gradient is missing or always zero are left out, and embeddings: most of their rows are unused.
     """
-    return view.remember("channel-zeros", lambda: _channel_zeros(view))
-
-
-def _channel_zeros(view: RunView) -> dict[Module, ChannelZeros]:
     measures, columns = ("zero_share", "dimensions"), ("module_class", "dtype", "phase")
     rows = view.measured(measures, _KINDS, columns=columns, steps=watched_steps(view))
     flat = (rows["kind"] == "weight_grad") & ~(rows["dimensions"] >= 2)
@@ -124,12 +121,9 @@ def _places(rows: pd.DataFrame) -> list[tuple[str, str, str]]:
     return list(zip(rows["root"], rows["module"], rows["module_class"].map(text), strict=True))
 
 
+@remembered
 def input_zeros(view: RunView) -> Mapping[Module, Mapping[int, tuple[int, int]]]:
     """Return the number of elements and of exact zeros in the input, per module of :func:`channel_zeros` and step."""
-    return view.remember("input-zeros", lambda: _input_zeros(view))
-
-
-def _input_zeros(view: RunView) -> dict[Module, dict[int, tuple[int, int]]]:
     rows = view.measured((), ("input",), columns=("numel", "zero", "phase"), steps=watched_steps(view))
     rows = rows[rows["phase"] != "recompute"]
     summed = rows.groupby(["root", "module", "step"], observed=True, sort=False)[["numel", "zero"]].sum()

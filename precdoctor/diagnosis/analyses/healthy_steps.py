@@ -11,7 +11,7 @@ from precdoctor.diagnosis.analyses.origin import Reference, Sighting
 from precdoctor.diagnosis.survey.frames import keys
 from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, FORWARD_KINDS, Key, known_format, number
 from precdoctor.diagnosis.survey.step_facts import StepFacts
-from precdoctor.diagnosis.survey.view import BAD_COUNTS, Process, RunView
+from precdoctor.diagnosis.survey.view import BAD_COUNTS, Process, RunView, remembered
 
 #: Number of healthy steps that an incident is compared with: enough to see a mask that only some batches have.
 REFERENCE_STEPS = 8
@@ -19,7 +19,7 @@ REFERENCE_STEPS = 8
 
 def is_well(view: RunView, process: Process, facts: StepFacts) -> bool:
     """Return whether a step is healthy: no non-finite loss, and no non-finite tensor except weights that hold masks."""
-    masks = view.remember("weight-masks", lambda: _weight_masks(view))
+    masks = _weight_masks(view)
     return not facts.loss_is_bad and facts.non_finite <= masks[process, facts.step]
 
 
@@ -29,6 +29,7 @@ def healthy_sampled_steps(view: RunView) -> Iterator[StepFacts]:
         yield from (f for f in steps if f.sampled and view.survey.covers([f.step]) and is_well(view, process, f))
 
 
+@remembered
 def _weight_masks(view: RunView) -> Counter[tuple[Process, int]]:
     """Count, per process and step, the weights that hold ``-inf`` and no other non-finite value."""
     masks: Counter[tuple[Process, int]] = Counter()

@@ -15,7 +15,7 @@ from precdoctor.diagnosis.survey.frames import firsts, groups, keys, lasts, rows
 from precdoctor.diagnosis.survey.measures import column, format_values
 from precdoctor.diagnosis.survey.rows import Key, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
-from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
+from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView, remembered
 from precdoctor.numerics.formats import Format, format_of_dtype
 
 #: Most steps of a history: this many of the newest, and as many spread over the rest. Bounds the work.
@@ -61,12 +61,9 @@ class History:
         return [{"step": s, "amax": a, "headroom_binades": self.fmt.headroom(a)} for s, a in kept]
 
 
+@remembered
 def forward_histories(view: RunView) -> Mapping[Key, History]:
     """Return the history of every module input and output in a floating-point format of at least 16 bits."""
-    return view.remember("forward-histories", lambda: _forward_histories(view))
-
-
-def _forward_histories(view: RunView) -> dict[Key, History]:
     rows = view.measured((), ("input", "output"), columns=_COLUMNS, steps=watched_steps(view))
     wide = format_values(rows, "bits") >= 16
     rows = rows[wide & (rows["phase"] != "recompute") & (rows["amax"] > 0.0) & (rows["nan"] + rows["pos_inf"] == 0)]

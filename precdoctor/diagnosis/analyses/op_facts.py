@@ -16,6 +16,7 @@ from precdoctor.diagnosis.analyses.operand import Operand
 from precdoctor.diagnosis.claims.finding import Source, is_of_library
 from precdoctor.diagnosis.survey.rows import dotted, integer, known_format, source_of, text
 from precdoctor.numerics.formats import Format
+from precdoctor.numerics.nonfinite import plain_name
 
 #: Bits of ``bad_in`` and ``bad_out``: the kinds of non-finite values in an operand or result.
 NAN, POS_INF, NEG_INF = 1, 2, 4
@@ -64,8 +65,7 @@ class Op:
     @property
     def short(self) -> str:
         """``log`` for ``aten.log.default`` and ``aten.log_.default``."""
-        parts = self.name.split(".")
-        return (parts[1] if len(parts) > 1 else parts[0]).rstrip("_")
+        return plain_name(self.name)
 
     def operand(self, *arguments: str) -> Operand | None:
         """Return the first operand with one of these argument names; None without one."""
@@ -197,8 +197,6 @@ class Replay:
     live: bool = False
     #: Whether no torch op made the value, although the trace began before the step's first call of a model.
     made_outside: bool = False
-    #: Whether the origin is user code between the backward pass and the optimizer; only in older logs.
-    by_hand: bool = False
     #: Non-finite hyper-parameters of the parameter groups that an optimizer step made non-finite.
     bad_settings: tuple[BadSetting, ...] = ()
     #: Non-finite tensors in the last batches of the data loaders.
@@ -226,7 +224,6 @@ def replay_of(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Re
     """Read an ``incident`` event and its ``op`` rows."""
     data = event["data"]
     live = data.get("live") is True
-    whole = data.get("before_model", bool(integer(event.get("step"))))  # older logs lack the key
     ops = {op.index: op for op in map(_op, rows) if op is not None}
     before = data.get("finite_before")
     return Replay(
@@ -249,8 +246,7 @@ def replay_of(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Re
         weight=_weight(text(data.get("weight"))),
         skips=integer(data.get("skips_in_a_row")) or 1,
         live=live,
-        made_outside=live and whole is True and not _integers(data.get("origins")),
-        by_hand=data.get("by_hand") is True,
+        made_outside=live and data.get("before_model") is True and not _integers(data.get("origins")),
         poisoned=tuple(map(_poisoned, _tables(data.get("poisoned")))),
         finite_before=all(v is True for v in before.values()) if isinstance(before, Mapping) else None,
         bad_settings=tuple(map(_bad_setting, _tables(data.get("bad_settings")))),

@@ -23,7 +23,7 @@ from precdoctor.diagnosis.survey.frames import (
 )
 from precdoctor.diagnosis.survey.measures import Floats, column
 from precdoctor.diagnosis.survey.rows import Parameter, number, text
-from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.diagnosis.survey.view import RunView, remembered
 
 #: Names of the mean or sum of squared gradients in torch's optimizers (``sum`` is Adagrad's); below, those of others.
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum")
@@ -56,12 +56,9 @@ def is_second_moment(state: str) -> bool:
     return state in SECOND_MOMENTS or _OTHER_NAMES.search(state.lower()) is not None
 
 
+@remembered
 def second_moments(view: RunView) -> Moments:
     """Return all recorded second moments; computed once per view."""
-    return view.remember("second-moments", lambda: _second_moments(view))
-
-
-def _second_moments(view: RunView) -> Moments:
     steps = [
         s for s in view.survey.steps_of.get("opt_state", np.zeros(0, np.int64)).tolist() if view.survey.covers([s])
     ]

@@ -9,13 +9,10 @@ from typing import Any
 
 from precdoctor.diagnosis.analyses.op_facts import Replay, replay_of
 from precdoctor.diagnosis.survey.rows import integer, text
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.view import Process, RunView, remembered
 from precdoctor.errors import PrecdoctorError
 from precdoctor.runlog import open_run
 from precdoctor.runlog.files import AUTOPSY_DIR
-
-#: Kinds of tensors that existed before the replay and may come from the data.
-_OF_DATA = ("batch", "data")
 
 
 def replay_at(view: RunView, process: Process, step: int) -> Replay | None:
@@ -39,11 +36,8 @@ def replayed_steps(view: RunView, process: Process) -> dict[int, str]:
     return {step: kinds.get(r.phase, "loss") for step, r in shown}
 
 
+@remembered
 def _replays(view: RunView) -> dict[tuple[int, int], Replay]:
-    return view.remember("replays", lambda: _all_replays(view))
-
-
-def _all_replays(view: RunView) -> dict[tuple[int, int], Replay]:
     """Return the replays by rank and step.
 
     The live trace of the second run covers more ops, so its replays with an origin replace those of the first run.
@@ -53,7 +47,7 @@ def _all_replays(view: RunView) -> dict[tuple[int, int], Replay]:
         for at, r in _own_replays(again).items():
             if r.outcome == "origin":
                 own = found.get(at, r)
-                if not r.origins and any(kind in _OF_DATA for kind, _, _ in own.externals):
+                if not r.origins and any(kind == "batch" for kind, _, _ in own.externals):
                     found[at] = replace(own, made_outside=r.made_outside)  # the replay has the counts of that tensor
                     continue
                 found[at] = replace(

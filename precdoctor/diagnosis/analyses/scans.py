@@ -15,7 +15,7 @@ from precdoctor.diagnosis.claims.rule import Checked, Rule
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.processes import Process
 from precdoctor.diagnosis.survey.rows import dotted, integer, source_of, text
-from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.diagnosis.survey.view import RunView, remembered
 
 #: Most places in the code that a rule reports, and most modules listed for each: a reader needs no more.
 _MAX_PLACES, _MAX_MODULES = 8, 16
@@ -161,12 +161,10 @@ def short_name(op: str) -> str:
     return (parts[1] if len(parts) > 1 else parts[0]).strip("_")
 
 
+@remembered
 def scans(view: RunView) -> Sequence[Scan]:
     """Return all scans, by process and time."""
-    return view.remember("scans", lambda: _scans(scan_events(view)))
-
-
-def _scans(events: Sequence[Mapping[str, Any]]) -> list[Scan]:
+    events = scan_events(view)
     found = Counter(
         (Process.of(e), integer(e.get("step")))
         for e in events
@@ -201,9 +199,10 @@ def _evidence_words(evidence: Mapping[str, Any]) -> str:
 
 def facts(view: RunView, *kinds: str) -> list[Fact]:
     """Return the facts of these kinds on steps without an incident or a non-finite loss, which other rules report."""
-    return [f for f in view.remember("scan-facts", lambda: _facts(view)) if f.kind in kinds]
+    return [f for f in _facts(view) if f.kind in kinds]
 
 
+@remembered
 def _facts(view: RunView) -> list[Fact]:
     nonfinite = {(Process.of(e), integer(e.get("step"))) for e in view.events_of("incident")}
     nonfinite |= {(p, s.step) for p, steps in view.timeline.items() for s in steps if s.loss_is_bad}
@@ -219,9 +218,10 @@ def _facts(view: RunView) -> list[Fact]:
     return found
 
 
+@remembered
 def scan_events(view: RunView) -> list[dict[str, Any]]:
     """Return all ``scan`` events, ``data`` decoded, by process and time."""
-    return view.remember("scan-events", lambda: view.events_of("scan"))
+    return view.events_of("scan")
 
 
 @dataclass(frozen=True)

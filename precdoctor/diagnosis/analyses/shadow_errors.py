@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from precdoctor.diagnosis.survey.rows import integer, known_format, number, text
-from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.diagnosis.survey.view import RunView, remembered
 from precdoctor.numerics.formats import FP32, Format
 
 #: Compared tensors, in the order in which a step makes them.
@@ -189,12 +189,9 @@ def unit(fmt: Format) -> float:
     return float(2.0 ** -(fmt.mantissa_bits + 1))
 
 
+@remembered
 def shadowed(view: RunView) -> Shadowed | None:
     """Return the comparisons of a run; None if it has none. Computed once per view."""
-    return view.remember("shadowed", lambda: _read(view))
-
-
-def _read(view: RunView) -> Shadowed | None:
     events = view.events_of("scan")
     calls = {text(e.get("id")): e for e in events if e["data"].get("what") == "shadow"}
     if not calls:

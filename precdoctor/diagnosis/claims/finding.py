@@ -6,12 +6,13 @@ Made by rules and the engine, read by reporters, gates and tests.
 from __future__ import annotations
 
 import enum
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, Final
+
+from precdoctor.runlog.atomic import plain
 
 #: How the path of a file of an installed package begins.
 _PACKAGES: Final = re.compile(r".*/(?:site|dist)-packages/")
@@ -212,19 +213,10 @@ def jsonable(value: Any) -> Any:
     """
     if isinstance(value, enum.Enum):
         return value.value
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
     if hasattr(value, "__dataclass_fields__"):
         return {name: jsonable(getattr(value, name)) for name in value.__dataclass_fields__}
     if isinstance(value, Mapping):
         return {str(k): jsonable(v) for k, v in value.items()}
-    if hasattr(value, "tolist"):  # NumPy scalars and arrays
-        return jsonable(value.tolist())
     if isinstance(value, (list, tuple, set, frozenset)):
         return [jsonable(v) for v in value]
-    number = float(value)
-    if math.isnan(number):
-        return "NaN"
-    if math.isinf(number):
-        return "Infinity" if number > 0 else "-Infinity"
-    return number
+    return plain(value)

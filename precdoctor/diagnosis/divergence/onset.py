@@ -16,7 +16,7 @@ from precdoctor.diagnosis.divergence.missing_zero_grad import unzeroed
 from precdoctor.diagnosis.divergence.updates_by_step import Updates, updates_before
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS
 from precdoctor.diagnosis.survey.step_facts import StepFacts
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.view import Process, RunView, remembered
 
 #: RMS of an update over RMS of its weight from which the weight is replaced, not trained: the ``ratio`` of PD504.
 REPLACED = 0.3
@@ -90,10 +90,10 @@ class Divergence:
         return self.steps[self.at]
 
 
+@remembered
 def divergence_before(view: RunView, process: Process, step: int) -> Divergence | None:
     """Return how training had diverged before the incident at ``step``; None if it had not."""
-    memo = f"divergence-{process.rank}-{process.attempt}-{step}"
-    return view.remember(memo, lambda: _divergence(view, process, step) or _stage_divergence(view, process, step))
+    return _divergence(view, process, step) or _stage_divergence(view, process, step)
 
 
 def _stage_divergence(view: RunView, process: Process, step: int) -> Divergence | None:

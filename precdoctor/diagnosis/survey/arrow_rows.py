@@ -1,4 +1,4 @@
-"""Conversion of frames and record batches to dictionaries."""
+"""Conversion of frames and record batches to dictionaries, and of their columns to NumPy."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+
+from precdoctor.numerics.arrays import Floats, Ints
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -32,4 +34,16 @@ def _values(column: pa.Array) -> list[Any]:
     else:
         column = column.to_numpy(zero_copy_only=False)
     values: list[Any] = column.tolist()
+    return values
+
+
+def float_column(batch: pa.RecordBatch, name: str) -> Floats:
+    """Return a column as float64, which holds step numbers and counts below 2**53 exactly; null becomes NaN."""
+    values: Floats = batch.column(name).cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return values
+
+
+def int_column(batch: pa.RecordBatch, name: str) -> Ints:
+    """Return a column of integers as int64; null becomes 0."""
+    values: Ints = batch.column(name).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     return values

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from precdoctor.diagnosis.survey.kept_rows import KeptRows
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.survey import Survey
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.view import Process, RunView, remembered
 
 #: Sampled steps that each half must have: fewer make no average.
 _FEWEST = 6
@@ -81,6 +81,7 @@ class NewerHalf(RunView):
         return self._whole._kept_rows
 
 
+@remembered
 def newer_half(view: RunView) -> NewerHalf | None:
     """Return the newer half of the run, in steps; None if either half has fewer than six sampled steps."""
     sampled = view.sampled_steps

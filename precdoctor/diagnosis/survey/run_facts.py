@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -34,7 +34,6 @@ _STEP_COLUMNS = (
 )
 #: Rows of the ``steps`` table that are turned into dictionaries at a time.
 _RECORDS = 1 << 14
-_T = TypeVar("_T")
 
 
 class RunFacts:
@@ -42,7 +41,8 @@ class RunFacts:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._memo: dict[str, Any] = {}
+        #: Results of the functions that :func:`.view.remembered` decorates, by function and arguments.
+        self.memo: dict[Hashable, Any] = {}
         self._decoded_events: dict[str, list[tuple[int, dict[str, Any]]]] = {}
         #: Processes whose logs cannot be read and are left out, with the error.
         self.unread: dict[Process, str] = {}
@@ -53,13 +53,6 @@ class RunFacts:
     def run(self) -> Run:
         """The run itself."""
         return self._run
-
-    def remember(self, name: str, compute: Callable[[], _T]) -> _T:
-        """Return ``compute()``, called once per view and cached as ``name``, so that rules can share an analysis."""
-        if name not in self._memo:
-            self._memo[name] = compute()
-        result: _T = self._memo[name]
-        return result
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
@@ -215,8 +208,11 @@ class RunFacts:
 
     def step_facts(self, process: Process, step: int) -> StepFacts | None:
         """Return the facts of one step; None if the log has no row of it."""
-        table = self.remember("step-index", lambda: {(p, s.step): s for p, t in self.timeline.items() for s in t})
-        return table.get((process, step))
+        return self._step_index.get((process, step))
+
+    @cached_property
+    def _step_index(self) -> Mapping[tuple[Process, int], StepFacts]:
+        return {(p, s.step): s for p, steps in self.timeline.items() for s in steps}
 
     @cached_property
     def sampled_steps(self) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from precdoctor.diagnosis.survey.arrow_rows import int_column
 from precdoctor.numerics.arrays import Ints
 
 #: Columns that identify a tensor over all ranks and steps.
@@ -33,7 +34,7 @@ SCHEMA = pa.schema(
 
 def totals(batch: pa.RecordBatch) -> pa.Table:
     """Aggregate the rows of one batch that has the columns :data:`READ`."""
-    values = {name: _integers(batch, name) for name in _COUNTS}
+    values = {name: int_column(batch, name) for name in _COUNTS}
     values["rows"] = np.ones(batch.num_rows, np.int64)
     for name, counted in (("clipping_casts", "saturated"), ("flushing_casts", "flushed")):
         values[name] = batch.column(counted).is_valid().to_numpy(zero_copy_only=False).astype(np.int64)
@@ -49,7 +50,7 @@ def merged(tables: Sequence[pa.Table]) -> pa.Table:
     for at, name in enumerate(_TEXTS):
         encoded = encoded.set_column(at, name, encoded.column(name).combine_chunks().dictionary_encode())
     (batch,) = encoded.combine_chunks().to_batches()
-    return _reduced(batch, {name: _integers(batch, name) for name in SUMS})
+    return _reduced(batch, {name: int_column(batch, name) for name in SUMS})
 
 
 def grouped(batch: pa.RecordBatch, names: Sequence[str]) -> Ints:
@@ -60,7 +61,7 @@ def grouped(batch: pa.RecordBatch, names: Sequence[str]) -> Ints:
         if pa.types.is_dictionary(column.type):
             own = column.indices.fill_null(len(column.dictionary)).to_numpy(zero_copy_only=False).astype(np.int64)
         else:
-            own = np.unique(_integers(batch, name), return_inverse=True)[1].astype(np.int64)
+            own = np.unique(int_column(batch, name), return_inverse=True)[1].astype(np.int64)
         width = int(own.max(initial=0)) + 1
         if math.log2(max(1, int(code.max(initial=0)))) + math.log2(width) > 60:
             code = np.unique(code, return_inverse=True)[1].astype(np.int64)
@@ -78,11 +79,3 @@ def _reduced(batch: pa.RecordBatch, values: dict[str, Ints]) -> pa.Table:
     columns = {k: batch.column(k).take(pa.array(firsts)).cast(SCHEMA.field(k).type) for k in KEYS}
     columns |= {name: pa.array(np.add.reduceat(column[order], starts)) for name, column in values.items()}
     return pa.table({**columns, "amax": pa.array(amax, mask=amax < 0.0)}, schema=SCHEMA)
-
-
-def _integers(batch: pa.RecordBatch, name: str) -> Ints:
-    column = batch.column(name)
-    if column.null_count:
-        column = column.fill_null(0)
-    values: Ints = column.to_numpy(zero_copy_only=False).astype(np.int64)
-    return values

@@ -7,9 +7,9 @@ run, except for the ``steps`` table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -37,7 +37,7 @@ from precdoctor.runlog.filters import query
 from precdoctor.runlog.pieces import Piece
 from precdoctor.runlog.reader import Run
 
-__all__ = ["BAD_COUNTS", "IDENTITY", "Process", "RunView"]
+__all__ = ["BAD_COUNTS", "IDENTITY", "Process", "RunView", "remembered"]
 
 #: The columns that count non-finite elements.
 BAD_COUNTS = ("nan", "pos_inf", "neg_inf")
@@ -45,6 +45,8 @@ BAD_COUNTS = ("nan", "pos_inf", "neg_inf")
 IDENTITY = ("root", "module", "kind", "name", "call")
 #: Cache of :meth:`RunView.rows`, since rules ask for the same steps: newest steps always kept; limit on rows of more.
 _KEPT_STEPS, _KEPT_ROWS = 8, 1 << 15
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class RunView(RunFacts):
@@ -228,3 +230,17 @@ class RunView(RunFacts):
         """Count the distinct tensors of these kinds and the steps with their rows: what a rule that passes checked."""
         steps = [self.survey.steps_of[k] for k in kinds if k in self.survey.steps_of]
         return sum(len(self.places(k)) for k in kinds), len(np.unique(np.concatenate(steps))) if steps else 0
+
+
+def remembered(make: Callable[Concatenate[RunView, _P], _T]) -> Callable[Concatenate[RunView, _P], _T]:
+    """Decorate a function of a view to run once per view and arguments, so that rules can share an analysis."""
+
+    @wraps(make)
+    def shared(view: RunView, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        key = (make, args, *kwargs.items())
+        if key not in view.memo:
+            view.memo[key] = make(view, *args, **kwargs)
+        result: _T = view.memo[key]
+        return result
+
+    return shared

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from precdoctor.numerics.nonfinite import op_names
 from precdoctor.recording.deepscan.scan_facts import Findings
-from precdoctor.recording.deepscan.scanned_op import HALF, Call, names
+from precdoctor.recording.deepscan.scanned_op import HALF, Call
 from precdoctor.recording.ops.tensor_facts import dtype_name
 
 #: Ops that take angles.
-TURNS = names("sin cos")
+TURNS = op_names("sin cos")
 #: Errors in radians: from the first on a fact is noted, from the second on an element counts as wrong.
 _NOTED, _WRONG = 2.0**-4, 2.0**-3
 

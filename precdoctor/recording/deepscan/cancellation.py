@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from precdoctor.numerics.nonfinite import op_names
 from precdoctor.recording.deepscan.angles import TURNS, note_angles
 from precdoctor.recording.deepscan.effects import Effects
 from precdoctor.recording.deepscan.running_sums import COARSE, RUNNING, follow_coarse
 from precdoctor.recording.deepscan.scan_facts import Event, Findings, worst
-from precdoctor.recording.deepscan.scanned_op import HALF, Call, names
+from precdoctor.recording.deepscan.scanned_op import HALF, Call
 from precdoctor.recording.ops.dispatched_ops import storage_key, tensors_in
 from precdoctor.recording.ops.storage_notes import Notes
 from precdoctor.recording.ops.tensor_facts import dtype_name
@@ -32,28 +33,28 @@ _WIDER = {
 #: Maximum number of elements followed, and of elements of one tensor that no cast has made.
 _MAX_SOURCES, _MAX_MADE = 1 << 22, 1 << 18
 #: Ops that round to half by themselves, and all ops through which data is followed.
-_ROUNDS = RUNNING | names("add sub mul div")
-_CARRIES = _ROUNDS | names(
+_ROUNDS = RUNNING | op_names("add sub mul div")
+_CARRIES = _ROUNDS | op_names(
     "_to_copy clone cat stack index index_select gather where neg abs flip roll repeat floor trunc ceil mean "
     "constant_pad_nd reflection_pad1d replication_pad1d masked_fill tril triu rsub"
 )
 #: Ops that subtract two numbers, or the integer part of one.
-_SUBTRACTS = names("sub rsub add frac remainder fmod")
+_SUBTRACTS = op_names("sub rsub add frac remainder fmod")
 #: Ops that subtract a mean internally.
-_CENTRES = names("native_layer_norm native_batch_norm native_group_norm")
+_CENTRES = op_names("native_layer_norm native_batch_norm native_group_norm")
 #: Ops whose result may be close to a constant in a difference: ``1 - sigmoid(x)``, ``exp(x) - 1``.
-_NEXT_TO = names("sigmoid tanh exp _softmax softmax cos sum mean prod div mul mm bmm pow sqrt erf")
+_NEXT_TO = op_names("sigmoid tanh exp _softmax softmax cos sum mean prod div mul mm bmm pow sqrt erf")
 #: FP32 ops that make the terms of an expanded difference (``x^2 - 2 x y + y^2``) from data. Such a difference is noted
 #: here only if something is chosen by it, or each is paired with each; :mod:`sums` follows those of moments.
-_EXPANDS = names("mm bmm sum mean pow mul")
-_PAIRS = names("mm bmm")
-_CHOOSES = names("topk sort argsort argmin argmax kthvalue")
+_EXPANDS = op_names("mm bmm sum mean pow mul")
+_PAIRS = op_names("mm bmm")
+_CHOOSES = op_names("topk sort argsort argmin argmax kthvalue")
 _MAX_PENDING = 64
 #: Ops allowed between a difference and the choice.
-_KEEPS = names("neg abs sqrt clamp clamp_min")
+_KEEPS = op_names("neg abs sqrt clamp clamp_min")
 _FOLLOWED = TURNS | _CARRIES | _EXPANDS | _CHOOSES | _KEEPS | _SUBTRACTS | _CENTRES | {"copy_", "sub_"}
 #: Ops of loss code whose rounded result is followed: probabilities, their logarithms, sums, products.
-_REDUCES = names("sum mean _log_softmax _softmax log exp sigmoid log_sigmoid_forward mm bmm")
+_REDUCES = op_names("sum mean _log_softmax _softmax log exp sigmoid log_sigmoid_forward mm bmm")
 #: Relative error from which on a difference is noise; for a column, of its L2 norm.
 _NOISE, _COLUMN = 0.5, 0.25
 #: Differences below this share of their operands are left out: FP32 rounding, as between two copies of a model.

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from precdoctor.numerics import EXP_MIN
+from precdoctor.numerics.nonfinite import op_names
 from precdoctor.recording import kernels
 from precdoctor.recording.deepscan.effects import Effects
 from precdoctor.recording.deepscan.scan_facts import Event, Findings, op_reference, worst
-from precdoctor.recording.deepscan.scanned_op import Call, names
+from precdoctor.recording.deepscan.scanned_op import Call
 from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.ops.dispatched_ops import tensors_in
 from precdoctor.recording.ops.storage_notes import Notes
@@ -37,16 +38,16 @@ _FP8_LIMITS = frozenset((57344.0, 448.0, 240.0))
 _INTEGERS = (torch.int16, torch.int32, torch.int64)
 #: Integer formats that overflow by mistake; in wider ones arithmetic wraps round on purpose (hashes).
 _NARROW = (torch.uint8, torch.int8, torch.int16)
-_WRAPS = names("add sub rsub mul neg")
+_WRAPS = op_names("add sub rsub mul neg")
 #: Wrapped integers are noted from this share of the elements on, if they are read as floats.
 _WRAPPED = 0.01
 #: Ops that take integers as indices; maximum number of integer tensors watched until such an op reads them.
-_LOOKUPS, _MAX_INDICES = names("embedding index index_select gather one_hot _embedding_bag nll_loss_forward"), 64
+_LOOKUPS, _MAX_INDICES = op_names("embedding index index_select gather one_hot _embedding_bag nll_loss_forward"), 64
 #: Ops whose results have no more distinct values than their integer operands: offsets, hashes, bucket numbers.
-_SHIFTS = names("add sub rsub mul bitwise_xor clamp clamp_min clamp_max minimum maximum clone where masked_fill "
+_SHIFTS = op_names("add sub rsub mul bitwise_xor clamp clamp_min clamp_max minimum maximum clone where masked_fill "
                 "remainder fmod")  # fmt: skip
 #: Ops that shift integers held as floats into the range where floats are exact: ``x - first``.
-_MOVES = names("add sub rsub")
+_MOVES = op_names("add sub rsub")
 #: A channel is gone if its error has this share of its energy: the rest is below the noise.
 _GONE = 0.5
 #: From this share of flushed elements on, the effect of an FP8 cast is followed even if their magnitude is negligible.

@@ -17,8 +17,9 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from precdoctor.numerics.nonfinite import op_names
 from precdoctor.recording.deepscan.scan_facts import Event, Findings, op_reference
-from precdoctor.recording.deepscan.scanned_op import Call, names
+from precdoctor.recording.deepscan.scanned_op import Call
 from precdoctor.recording.ops.dispatched_ops import tensors_in
 from precdoctor.recording.ops.storage_notes import Notes
 
@@ -34,12 +35,12 @@ _NOTED = 2.0**-12
 _PER_ROW, _ROWS = 8, 8
 #: Ops with an argument that is only added, and its position: its effect can be bounded without running them again.
 _ADDED = {"addmm": 0, "baddbmm": 0, "addmv": 0, "convolution": 2}
-_ADDITIONS = names("add sub")
+_ADDITIONS = op_names("add sub")
 #: The op behind ``item``.
 _TO_NUMBER = "_local_scalar_dense"
-_COMPARISONS = names("lt le gt ge eq ne")
+_COMPARISONS = op_names("lt le gt ge eq ne")
 #: Ops that read only a tensor's shape: ``backward`` begins with ``ones_like(loss)``.
-_SHAPES = names("ones_like zeros_like full_like empty_like rand_like randn_like randint_like")
+_SHAPES = op_names("ones_like zeros_like full_like empty_like rand_like randn_like randint_like")
 
 
 @dataclass

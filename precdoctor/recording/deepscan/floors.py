@@ -18,17 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from precdoctor.numerics.nonfinite import op_names
 from precdoctor.recording.deepscan.effects import Effects
 from precdoctor.recording.deepscan.scan_facts import Event, Findings, op_reference, worst
-from precdoctor.recording.deepscan.scanned_op import Call, names
+from precdoctor.recording.deepscan.scanned_op import Call
 from precdoctor.recording.model import static
 
 _FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 #: Ops that keep a number above a constant, ops through which that number is followed, and ops that read it.
-_GUARDS, _PASSES = names("add clamp clamp_min maximum"), names("sqrt _to_copy clone mul add lerp mean sum")
-_READS = names("rsqrt reciprocal div log pow")
+_GUARDS, _PASSES = op_names("add clamp clamp_min maximum"), op_names("sqrt _to_copy clone mul add lerp mean sum")
+_READS = op_names("rsqrt reciprocal div log pow")
 #: Ops whose result is a root if an operand is one, as for a bias correction.
-_OF_ROOTS = names("mul div clone _to_copy maximum")
+_OF_ROOTS = op_names("mul div clone _to_copy maximum")
 #: Ops that normalise, and the index of the result that is the reciprocal standard deviation.
 _NORMS = {"native_layer_norm": 2, "native_batch_norm": 2, "native_group_norm": 2, "_fused_rms_norm": 1}
 #: The largest constant that counts as a guard; a smaller one in data code, where 0.1 may be a width or an offset.
@@ -103,10 +104,7 @@ class Floors:
         """Note a root, or the result of an op on one; an in-place op keeps what its target is."""
         known = call.plain_name in _OF_ROOTS and any(self._roots.get(x) for x in call.operands)
         if known or _is_root(call):
-            if len(self._roots) >= _MAX_HELD:
-                self._roots.tidy()
-            if len(self._roots) < _MAX_HELD:
-                self._roots.put(call.results[0], True)
+            self._roots.put_if_room(call.results[0], True, _MAX_HELD)
 
     def _begin(self, call: Call) -> None:
         """Keep the value without the constant if the op is a guard that decides much of its result."""
@@ -135,14 +133,8 @@ class Floors:
         data = {"constant": constant, "decided": decided, "nonzero": of, "median": float(value[there].median())}
         event = self._findings.event_of(call)
         root = call.phase in _FOLLOWED or self._roots.get(call.args[0]) is not None
-        self._keep(result, _Guarded(torch.where(there, value, result.detach().double()), event, data, root))
-
-    def _keep(self, x: Tensor, guarded: _Guarded) -> None:
-        """Remember a guarded tensor, if there is room."""
-        if len(self._held) >= _MAX_HELD:
-            self._held.tidy()
-        if len(self._held) < _MAX_HELD:
-            self._held.put(x, guarded)
+        guarded = _Guarded(torch.where(there, value, result.detach().double()), event, data, root)
+        self._held.put_if_room(result, guarded, _MAX_HELD)
 
     def _read(self, call: Call, given: dict[int, _Guarded]) -> None:
         """Run an op that reads a guarded tensor again without the constant; judge it, or follow its result."""
@@ -160,7 +152,8 @@ class Floors:
         if reads and (call.phase in _FOLLOWED or (guarded.root and _is_elementwise(call))):
             self._judge(call, guarded.event, guarded.data, again[0])
         elif not reads and again[0].numel() <= _MAX_ELEMENTS:
-            self._keep(call.results[0], replace(guarded, value=again[0], root=guarded.root or _is_root(call)))
+            made = replace(guarded, value=again[0], root=guarded.root or _is_root(call))
+            self._held.put_if_room(call.results[0], made, _MAX_HELD)
 
     def _norm(self, call: Call) -> None:
         """Judge an op that normalises if its epsilon exceeds many of its variances."""

@@ -14,15 +14,16 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from precdoctor.numerics.nonfinite import op_names
 from precdoctor.recording.deepscan.scan_facts import Event, Findings
-from precdoctor.recording.deepscan.scanned_op import FLOATS, HALF, Call, Where, names
+from precdoctor.recording.deepscan.scanned_op import FLOATS, HALF, Call, Where
 from precdoctor.recording.deepscan.targets import Targets
 from precdoctor.recording.ops.dispatched_ops import DRAWS, storage_key, tensors_in
 from precdoctor.recording.ops.source_lines import line_columns
 from precdoctor.recording.ops.tensor_facts import dtype_name
 from precdoctor.recording.process import attach
 
-_UPDATES = names("add sub mul div lerp addcmul addcdiv copy")
+_UPDATES = op_names("add sub mul div lerp addcmul addcdiv copy")
 #: Ops through which a state is followed; a cast changes no value in FP64, so it is followed too.
 _CHAINS = (_UPDATES - {"copy"}) | {"_to_copy", "clone", "rsub"}
 #: Ops that make random numbers for stochastic rounding; dropout is not one, it makes masks.

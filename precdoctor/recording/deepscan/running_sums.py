@@ -9,13 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from precdoctor.numerics.nonfinite import op_names
 from precdoctor.recording.deepscan.effects import Effects
 from precdoctor.recording.deepscan.scan_facts import Findings, worst
-from precdoctor.recording.deepscan.scanned_op import Call, names
+from precdoctor.recording.deepscan.scanned_op import Call
 from precdoctor.recording.ops.tensor_facts import dtype_name
 
 #: Ops that make a running sum or product.
-RUNNING = names("cumsum cumprod logcumsumexp")
+RUNNING = op_names("cumsum cumprod logcumsumexp")
 #: Relative error from which on differences are coarse (L2), and one of them is wrong: no 8-bit format is that coarse.
 COARSE = 0.125
 #: Differences of at most this share of the larger operand cancel; most of them must.

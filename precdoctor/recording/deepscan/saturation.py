@@ -20,12 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from precdoctor.numerics.nonfinite import op_names
 from precdoctor.recording.deepscan.scan_facts import Event, Findings, op_reference
-from precdoctor.recording.deepscan.scanned_op import Call, names
+from precdoctor.recording.deepscan.scanned_op import Call
 from precdoctor.recording.model import static
 
 #: Backward ops of functions that are flat beyond a bound.
-_FLAT = names("sigmoid_backward tanh_backward hardtanh_backward hardsigmoid_backward gelu_backward silu_backward")
+_FLAT = op_names("sigmoid_backward tanh_backward hardtanh_backward hardsigmoid_backward gelu_backward silu_backward")
 #: The largest slope of functions that gates use, often near their bound; the share of it that counts as zero.
 _SLOPES, _NO_SLOPE = {"sigmoid_backward": 0.25, "tanh_backward": 1.0}, 2.0**-14
 #: Autograd nodes of clamps between numbers, whose backward pass is a ``where``. Clamps between tensors are left out:
@@ -33,15 +34,15 @@ _SLOPES, _NO_SLOPE = {"sigmoid_backward": 0.25, "tanh_backward": 1.0}, 2.0**-14
 _CLAMPS = frozenset(("ClampBackward1", "ClampMinBackward0", "ClampMaxBackward0"))
 #: Autograd nodes of functions that are flat everywhere.
 _STEPS = {f"{name.title()}Backward{i}": name for name in ("round", "floor", "ceil", "trunc", "sign") for i in (0, 1)}
-_SOFTMAX = names("_softmax _safe_softmax")
+_SOFTMAX = op_names("_softmax _safe_softmax")
 #: Losses that normalise their operand, with the function that they apply; and the ops of these functions.
 _LOSSES = {"_log_softmax": "softmax", "binary_cross_entropy_with_logits": "sigmoid"}
 _NORMALISING = {"_softmax": "softmax", "_safe_softmax": "softmax", "sigmoid": "sigmoid"}
 #: Losses that read log-probabilities. ``kl_div`` is three ops: ``xlogy(target, target) - target * input``.
-_OF_LOGARITHMS = names("nll_loss_forward nll_loss2d_forward")
+_OF_LOGARITHMS = op_names("nll_loss_forward nll_loss2d_forward")
 _KL_ENTROPY, _KL_CROSS = "xlogy", "target * softmax"
 #: Ops, beside views, that leave the values of their operand.
-_PASSES = names("_to_copy clone")
+_PASSES = op_names("_to_copy clone")
 #: Maximum number of normalised tensors remembered at a time.
 _MAX_NORMALISED = 256
 #: A fact is noted from these shares of the gradient and of channels on; the least number of elements or rows.
@@ -122,10 +123,7 @@ class Saturation:
             made = _Normalised(function, op_reference(call))
         if (made := made or self._kl_term(call, given)) is None:
             return
-        if len(self._normalised) >= _MAX_NORMALISED:
-            self._normalised.tidy()
-        if len(self._normalised) < _MAX_NORMALISED:
-            self._normalised.put(call.results[0], made)
+        self._normalised.put_if_room(call.results[0], made, _MAX_NORMALISED)
 
     def _kl_term(self, call: Call, given: Tensor) -> _Normalised | None:
         """Return which term of ``kl_div`` of a softmax the op makes; None for another op. Note their difference."""

@@ -73,11 +73,6 @@ def count(x: Tensor) -> Counts | None:
     )
 
 
-def names(text: str) -> frozenset[str]:
-    """Split a string of op names separated by spaces."""
-    return frozenset(text.split())
-
-
 @dataclass
 class Call:
     """An op that has run.

@@ -16,14 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from precdoctor.numerics.nonfinite import op_names
 from precdoctor.recording.deepscan.effects import Effects, Error
 from precdoctor.recording.deepscan.scan_facts import Event, Findings, op_reference, worst
-from precdoctor.recording.deepscan.scanned_op import FLOATS, HALF, Call, names
+from precdoctor.recording.deepscan.scanned_op import FLOATS, HALF, Call
 from precdoctor.recording.model import static
 from precdoctor.recording.model.tensor_leaves import version
 from precdoctor.recording.ops.tensor_facts import dtype_name
 
-_REDUCTIONS = names(
+_REDUCTIONS = op_names(
     "sum mean var std var_mean std_mean norm linalg_vector_norm logsumexp prod dot vdot mv addmv cumsum cumprod "
     "logcumsumexp embedding_dense_backward index_put _index_put_impl index_add scatter_add scatter_reduce "
     "index_reduce segment_reduce _embedding_bag_dense_backward mm bmm addmm baddbmm"

@@ -16,27 +16,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from precdoctor.numerics.nonfinite import op_names
 from precdoctor.recording.deepscan.effects import Effects, Room, Shadows
 from precdoctor.recording.deepscan.scan_facts import Event, Findings, op_reference, worst
-from precdoctor.recording.deepscan.scanned_op import FLOATS, Call, names
+from precdoctor.recording.deepscan.scanned_op import FLOATS, Call
 
 #: Maximum number of trails per scan and per place, and of ops that a trail is followed through.
 _MAX_TRAILS, _MAX_PER_PLACE, _MAX_HOPS = 64, 2, 64
 #: Maximum number of shadows at a time; each is an FP64 tensor.
 _MAX_SHADOWS = 128
 #: Ops in which a wrong zero does harm: it is a factor of other numbers. Elsewhere an epsilon may still cover it.
-_FACTORS = names("mul div mm bmm addmm baddbmm convolution addcmul addcdiv linear")
+_FACTORS = op_names("mul div mm bmm addmm baddbmm convolution addcmul addcdiv linear")
 #: An error above the first share of the right value is damage, one below the second is none.
 _DAMAGE, _SAME = 0.5, 1.0 / 16
 #: Ops whose results can be too small for their format. Others give zeros on purpose (ReLU, dropout, masks).
-_CAN_FLUSH = names(
+_CAN_FLUSH = op_names(
     "mul div pow square exp exp2 expm1 sigmoid reciprocal rsqrt sqrt _softmax softmax _to_copy sum mean var prod "
     "cumprod norm linalg_vector_norm mm bmm addmm baddbmm addcmul addcdiv erfc sinh sin log1p"
 )
 #: An underflow is followed from this share of elements on that are zero and should not be.
 _FLUSHED = 0.25
 #: Ops that keep a number away from zero by adding a constant, or bounding it.
-_GUARDS = names("clamp clamp_min add")
+_GUARDS = op_names("clamp clamp_min add")
 
 
 @dataclass(eq=False)

@@ -264,12 +264,3 @@ def measured(x: Tensor, *, fingerprint: bool = False) -> tuple[npt.NDArray[np.in
     else:
         _launch(x, home, 0, _FINGERPRINT if fingerprint else 0)
     return ints.cpu().numpy(), floats.cpu().numpy()
-
-
-def in_use(device: torch.device) -> str:
-    """Name the kernel that measures tensors of a device: ``C (avx2)``, ``Triton``, ``torch operations``."""
-    if device.type == "cpu" and native_cpu.library() is not None:
-        return f"C ({native_cpu.variant()})"
-    if device.type == "cuda":
-        return "Triton" if cuda.failure() is None else f"torch operations ({cuda.failure()})"
-    return "torch operations"

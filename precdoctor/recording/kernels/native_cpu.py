@@ -150,18 +150,15 @@ def supports(x: Tensor) -> bool:
     return x.is_cpu and x.dtype in CODES and fits and library() is not None
 
 
-def measure(x: Tensor, ints: Tensor, floats: Tensor, counter: Tensor, blocks: Sequence[int]) -> None:
-    """:func:`precdoctor.recording.kernels.reference.measure` for tensors that :func:`supports` accepts."""
-    measure_at(x, ints.data_ptr(), floats.data_ptr(), counter.data_ptr(), wanted(blocks))
-
-
 def wanted(blocks: Sequence[int]) -> int:
     """Return block sizes as the bit mask that the library expects."""
     return sum(1 << at.BLOCK_SIZES.index(block) for block in blocks)
 
 
 def measure_at(x: Tensor, ints: int, floats: int, counter: int, want: int, recent: Recent | None = None) -> None:
-    """:func:`measure` by the addresses of the slot's rows: creating views costs more than measuring small tensors.
+    """:func:`precdoctor.recording.kernels.reference.measure` for tensors that :func:`supports` accepts.
+
+    The slot's rows are given by their addresses: creating views costs more than measuring small tensors.
 
     Args:
         want: block sizes as from :func:`wanted`.

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -160,22 +159,16 @@ def supports(x: Tensor, want: int) -> bool:
     return x.dtype in FORMATS and (x.is_contiguous() or fits(x.shape, x.stride(), want))
 
 
-def measure(
-    x: Tensor, ints: Tensor, floats: Tensor, counter: Tensor, blocks: Sequence[int], *, fingerprint: bool = True
-) -> None:
-    """:func:`precdoctor.recording.kernels.reference.measure` for tensors that :func:`supports` accepts.
-
-    Without ``fingerprint`` the slot's stays 0.
-    """
-    want = sum(1 << at.BLOCK_SIZES.index(size) for size in blocks) | 8 * fingerprint
-    measure_at(x, ints.data_ptr(), floats.data_ptr(), counter.data_ptr(), want)
-
-
 _launch: Final = LightLaunch(_stat, OPTIONS)
 
 
 def measure_at(x: Tensor, ints: int, floats: int, counter: int, want: int) -> None:
-    """:func:`measure` by the addresses of the slot's rows; ``want``: blocks and fingerprint as a bit mask."""
+    """:func:`precdoctor.recording.kernels.reference.measure` for tensors that :func:`supports` accepts.
+
+    Args:
+        ints, floats, counter: addresses of the slot's rows.
+        want: blocks and fingerprint, as a bit mask; without the fingerprint's bit the slot's stays 0.
+    """
     _, *fmt = FORMATS[x.dtype]
     on = tiling(x.shape, None if x.is_contiguous() else x.stride(), x.dtype, want)
     *integers, width, flat = on

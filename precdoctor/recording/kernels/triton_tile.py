@@ -31,7 +31,6 @@ FORMATS: Final = {
 
 _SUBNORMAL = tl.constexpr(at.SUBNORMAL)
 _AT_MAX = tl.constexpr(at.AT_MAX)
-_FINGERPRINT = tl.constexpr(at.FINGERPRINT)
 _NAN = tl.constexpr(at.NAN)
 _POS_INF = tl.constexpr(at.POS_INF)
 _NEG_INF = tl.constexpr(at.NEG_INF)

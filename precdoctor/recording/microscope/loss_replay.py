@@ -95,7 +95,6 @@ def replay_loss(
     tracer.line = None
     loss = made.get(id(graph.top))
     if not isinstance(loss, Tensor):
-        done.no_backward = "the loss code cannot be run again to its end"
         _judge_parts(done, [made[id(node)] for node in nodes])
         return done
     done.compared, done.equal = 1, int(torch.equal(torch.nan_to_num(loss.detach()), torch.nan_to_num(graph.value)))
@@ -137,7 +136,6 @@ def _backward(done: Replay, loss: Tensor, graph: LossGraph, leaves: list[tuple[L
             )
     except Exception as error:  # noqa: BLE001 - a backward pass written by hand may refuse to run twice
         attach.let_through(error)
-        done.no_backward = f"the loss code's backward pass cannot be run again: {error}"
         return
     for (leaf, _), grad in zip(leaves, gradients, strict=True):
         if grad is not None and leaf.name != "weight" and leaf.value is not None:

@@ -48,8 +48,6 @@ class Replay:
     equal: int = 0
     #: Names of outputs that are bad in the run and finite in the replay.
     missing: list[str] = field(default_factory=list)
-    #: Why there was no backward pass; None if there was one, or none was asked for.
-    no_backward: str | None = None
 
     @property
     def bad(self) -> list[tuple[str, int, Source]]:
@@ -199,15 +197,10 @@ def copied_arguments(call: RootCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
     def copy(x: Tensor) -> Tensor:
         if id(x) not in copies:
-            copies[id(x)] = x.detach().clone().requires_grad_(x.requires_grad) if is_dense(x) else x
+            copies[id(x)] = x.detach().clone().requires_grad_(x.requires_grad) if tensor_leaves.is_strided(x) else x
         return copies[id(x)]
 
     return tensor_leaves.mapped(call.args, copy, objects=True), tensor_leaves.mapped(call.kwargs, copy, objects=True)
-
-
-def is_dense(x: Tensor) -> bool:
-    """Return whether a tensor is a plain strided one."""
-    return x.layout is torch.strided and not tensor_leaves.is_wrapped(x)
 
 
 def _note_arguments(tracer: Tracer, call: RootCall, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
@@ -261,7 +254,6 @@ def _backward(
         if name in brought and x.requires_grad and brought[name].shape == x.shape
     ]
     if not pairs:
-        done.no_backward = "the backward pass brought no gradient to its outputs"
         return
     inputs: dict[str, Tensor] = {f"weight {n}": p for n, p in weights.items() if p.requires_grad}
     inputs |= {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from precdoctor.numerics.nonfinite import FILLS
+from precdoctor.numerics.nonfinite import FILLS, op_names, plain_name
 from precdoctor.recording.microscope.tracer import External, OpRecord, Source
 from precdoctor.recording.ops.tensor_facts import NAN, NEG_INF, POS_INF
 
@@ -40,7 +40,7 @@ class Slice:
 
     def is_filled(self, records: Sequence[OpRecord]) -> bool:
         """Return whether all of it begins with constants that were filled in, as a mask does."""
-        return bool(self.origins) and all(_short(records[i].op) in FILLS for i in self.origins)
+        return bool(self.origins) and all(plain_name(records[i].op) in FILLS for i in self.origins)
 
     def overflowed(self, records: Sequence[OpRecord]) -> bool:
         """Return whether an origin made NaN or ``+inf``: what follows from it is not a mask, even if it is ``-inf``."""
@@ -88,7 +88,7 @@ def slice_back(records: Sequence[OpRecord], targets: Iterable[Source]) -> Slice 
 
 def _path(records: Sequence[OpRecord], indices: Sequence[int]) -> tuple[int, ...]:
     """Return the slice's ops without copies and views; if there are too many, its beginning and end."""
-    shown = [i for i in indices if records[i].suspect or not _only_moves(records[i].op)] or list(indices)
+    shown = [i for i in indices if records[i].suspect or plain_name(records[i].op) not in _MOVING] or list(indices)
     if len(shown) <= _MAX_PATH:
         return tuple(shown)
     return (*shown[: _MAX_PATH - 2], *shown[-2:])
@@ -111,20 +111,7 @@ def _feeding(records: Sequence[OpRecord], origins: Sequence[int]) -> tuple[int, 
     return tuple(found[:_MAX_FEEDING])
 
 
-def _only_moves(op: str) -> bool:
-    return _short(op) in _MOVING
-
-
-def _short(op: str) -> str:
-    """Return ``masked_fill`` for ``aten.masked_fill_.Scalar``."""
-    return (op.split(".")[1] if "." in op else op).rstrip("_")
-
-
-def _names(spaced: str) -> frozenset[str]:
-    return frozenset(spaced.split())
-
-
-_MOVING = _names(
+_MOVING = op_names(
     "view _unsafe_view reshape transpose t permute expand expand_as slice select unsqueeze squeeze detach "
     "alias split split_with_sizes chunk unbind narrow as_strided clone contiguous cat stack index gather "
     "select_backward slice_backward unfold diagonal repeat flatten lift_fresh view_as_real view_as_complex "

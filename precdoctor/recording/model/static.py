@@ -189,6 +189,13 @@ class ByIdentity(Generic[K, V]):
         self._found[id(key)] = weakref.ref(key), value
         return value
 
+    def put_if_room(self, key: K, value: V, most: int) -> None:
+        """Set the value of an object unless ``most`` objects that are alive have one."""
+        if len(self) >= most:
+            self.tidy()
+        if len(self) < most:
+            self.put(key, value)
+
     def drop(self, key: K) -> None:
         self._found.pop(id(key), None)
 

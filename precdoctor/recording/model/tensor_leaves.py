@@ -170,6 +170,11 @@ def is_wrapped(x: Tensor) -> bool:
     return computes_itself(type(x)) or is_batched(x)
 
 
+def is_strided(x: Tensor) -> bool:
+    """Return whether ``x`` has strides and memory of its own."""
+    return x.layout is torch.strided and not is_wrapped(x)
+
+
 def computes_itself(kind: type) -> bool:
     """Return whether tensors of this type run their own ops, by a ``__torch_dispatch__`` of their own."""
     if kind in EXACT:

@@ -308,9 +308,7 @@ class Scene:
 
     def has_room(self, value: Any) -> bool:
         """Return whether all tensors in a value would fit together; subtracts nothing."""
-        dense = [
-            x for _, x in tensor_leaves.tensors(value) if x.layout is torch.strided and not tensor_leaves.is_wrapped(x)
-        ]
+        dense = [x for _, x in tensor_leaves.tensors(value) if tensor_leaves.is_strided(x)]
         sizes = {s._cdata: s.nbytes() for s in (x.untyped_storage() for x in dense)}
         return sum(n for key, n in sizes.items() if key not in self._storages) <= self._bytes_left
 

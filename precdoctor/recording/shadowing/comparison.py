@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording.microscope.replay import copied_arguments, eager, gradients_aside, is_dense, same_bits
+from precdoctor.recording.microscope.replay import copied_arguments, eager, gradients_aside, same_bits
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Names, unwrap
 from precdoctor.recording.ops.dispatched_ops import take_gradients
@@ -142,7 +142,7 @@ def _run_widened(done: Compared, walk: Walk, mode: Widened, module: nn.Module, w
     wider_copies: dict[int, Tensor] = {}
 
     def widen(x: Tensor) -> Tensor:
-        if not is_dense(x) or not (x.is_floating_point() or x.is_complex()):
+        if not tensor_leaves.is_strided(x) or not (x.is_floating_point() or x.is_complex()):
             return x
         if id(x) not in wider_copies:
             wider_copies[id(x)] = x.detach().to(wider(x.dtype, wide)).requires_grad_(x.requires_grad)

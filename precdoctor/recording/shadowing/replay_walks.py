@@ -362,4 +362,4 @@ def wider(dtype: torch.dtype, wide: torch.dtype) -> torch.dtype:
 
 def _counts(x: Tensor) -> bool:
     """Return whether a tensor can be compared: floating-point or complex, and dense."""
-    return (x.is_floating_point() or x.is_complex()) and x.layout is torch.strided and not tensor_leaves.is_wrapped(x)
+    return (x.is_floating_point() or x.is_complex()) and tensor_leaves.is_strided(x)

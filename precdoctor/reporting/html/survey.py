@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from precdoctor.diagnosis.survey.arrow_rows import float_column, int_column
 from precdoctor.diagnosis.survey.measures import entries
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.totals import grouped
@@ -142,8 +143,8 @@ class Survey:
         return int(lost), int(intended), ExponentHistogram(REL_MIN, self._relative[tensor]).trimmed()
 
     def _add(self, batch: pa.RecordBatch, which: Ints) -> None:
-        values = {n: _numbers(batch, n) for n in (*_COUNTS, "amax", "amin_nonzero", "unchanged", "scale")}
-        column = np.maximum(np.searchsorted(self.edges, _integers(batch, "step"), side="right") - 1, 0)
+        values = {n: float_column(batch, n) for n in (*_COUNTS, "amax", "amin_nonzero", "unchanged", "scale")}
+        column = np.maximum(np.searchsorted(self.edges, int_column(batch, "step"), side="right") - 1, 0)
         for name, measured in _measures(values).items():
             np.fmax.at(self._cells[name], (which, column), measured)
         self._sum(batch, which, values)
@@ -165,9 +166,9 @@ class Survey:
         np.fmin.at(self._extremes[:, 1], kept, amin)
         np.fmin.at(self._scales[:, 0], kept, scale[exact])
         np.fmax.at(self._scales[:, 1], kept, scale[exact])
-        start = np.nan_to_num(_numbers(batch, "exp_lo")).astype(np.int64) - shift
+        start = np.nan_to_num(float_column(batch, "exp_lo")).astype(np.int64) - shift
         _count(self._histograms, EXP_MIN, which, start, batch.column("exp_hist"), exact)
-        start = np.nan_to_num(_numbers(batch, "rel_lo")).astype(np.int64)
+        start = np.nan_to_num(float_column(batch, "rel_lo")).astype(np.int64)
         _count(self._relative, REL_MIN, which, start, batch.column("rel_hist"), np.ones_like(exact))
         lost = values["unchanged"]
         counted = ~np.isnan(lost)
@@ -229,15 +230,3 @@ def _measures(values: dict[str, Floats]) -> dict[str, Floats]:
             "non_finite": np.where(masked, 0.0, infinite + values["neg_inf"]),
             "masked": masked.astype(float),
         }
-
-
-def _numbers(batch: pa.RecordBatch, name: str) -> Floats:
-    """A column as float64; null becomes NaN."""
-    column = batch.column(name)
-    values: Floats = pc.cast(column, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-    return values
-
-
-def _integers(batch: pa.RecordBatch, name: str) -> Ints:
-    values: Ints = batch.column(name).to_numpy(zero_copy_only=False).astype(np.int64)
-    return values

@@ -18,11 +18,11 @@ import pytest
 from precdoctor import __version__
 from precdoctor.cli import BROKEN_PIPE, INTERRUPTED, main
 from precdoctor.cli.values import OUTPUT_FORMATS
-from precdoctor.reporting.json_report import schema
 from tests.support.hostile import NAMES
 from tests.support.offenders import check_each
 from tests.support.processes import ROOT
 from tests.support.runs import write_run
+from tests.support.schemas import schema
 
 
 def rows(last=math.nan, module="blocks.0", bad=4):

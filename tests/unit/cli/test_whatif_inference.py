@@ -11,8 +11,8 @@ import pytest
 from rich.cells import cell_len
 
 from precdoctor.cli import main
-from precdoctor.reporting.json_report import schema
 from tests.support.runs import write_run
+from tests.support.schemas import schema
 from tests.support.tensors import grouped_row_of
 
 if sys.version_info >= (3, 11):

@@ -19,10 +19,10 @@ from precdoctor.errors import UsageError
 from precdoctor.numerics.casting_array import cast_array
 from precdoctor.numerics.formats import E4M3FN
 from precdoctor.reporting.console import make_console
-from precdoctor.reporting.json_report import schema
 from precdoctor.reporting.trial_view import document, print_trial, verdict
 from precdoctor.runlog import open_run
 from tests.support.runs import write_run
+from tests.support.schemas import schema
 from tests.support.tensors import row_of
 
 # -- the interval -----------------------------------------------------------------------------------------------------

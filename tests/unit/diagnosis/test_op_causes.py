@@ -158,20 +158,6 @@ def reads_named(kind, argument="other"):
     return replay("forward", reads, root="", externals=((*maker, 1),))
 
 
-def test_data_that_only_loss_code_reads_is_data():
-    seen = reads_named("data")
-
-    assert cause_of(seen).name == "nonfinite-input-batch"
-    assert culprit_phase(SimpleNamespace(module_classes={}), seen, culprit_op(seen)) is Phase.DATA
-
-
-def test_a_variable_that_a_module_made_has_no_cause_of_its_own():
-    cause = cause_of(reads_named("variable"))
-
-    assert cause.name is None
-    assert "`y` was made without a gradient" in cause.why
-
-
 def test_what_a_trace_of_the_run_did_not_see_made_is_from_outside():
     seen = replace(reads_named("constant"), live=True)
     blamed = culprit_op(seen)
@@ -187,8 +173,7 @@ def test_what_a_trace_of_the_run_did_not_see_made_is_from_outside():
         ("constant", "target", "the target"),
         ("constant", "weight", "the weight of the loss function"),
         ("constant", "other", "a tensor made without a gradient"),
-        ("data", "other", "the data, tensor `y`"),
-        ("variable", "other", "tensor `y`"),
+        ("batch", "other", "the batch, argument `y`"),
     ],
 )
 def test_what_was_read_is_called_by_its_name_or_its_role(kind, argument, words):

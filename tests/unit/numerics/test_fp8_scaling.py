@@ -22,7 +22,7 @@ from precdoctor.numerics.fp8_scaling import (
 )
 from precdoctor.numerics.histogram import ExponentHistogram, Histograms
 from precdoctor.numerics.prediction import TensorStatistics, predict
-from tests.support.references import statistics_of
+from tests.support.references import histogram_of, statistics_of
 from tests.unit.numerics.distributions import NAMES, tensor
 
 DTYPES = {E4M3FN: ml_dtypes.float8_e4m3fn, E5M2: ml_dtypes.float8_e5m2}
@@ -132,7 +132,7 @@ def test_real_delayed_casts_lie_inside_the_replay(seed, name, recipe, fmt):
 
 
 def counted(run, series, fmt, scale):
-    table = HistogramTable.of(Histograms.of([ExponentHistogram.of_values(x) for x in run]), series.amax)
+    table = HistogramTable.of(Histograms.of([histogram_of(x) for x in run]), series.amax)
     return cast_counts(table, fmt, scale)
 
 
@@ -164,7 +164,7 @@ def test_the_table_agrees_with_single_predictions(seed, name, power, odd, fmt):
 
 def test_fp64_flushes_and_saturates_only_what_leaves_its_own_range():
     run = [np.array([2.0**-1074, 1.0, 2.0**1023]), np.array([0.5, 1.0, 1.5]), np.array([2.0**-1074, 2.0**-1073])]
-    table = HistogramTable.of(Histograms.of([ExponentHistogram.of_values(x) for x in run]))
+    table = HistogramTable.of(Histograms.of([histogram_of(x) for x in run]))
     counts = cast_counts(table, FP64, np.array([1.0, 2.0**-100, 2.0**-1]))
     assert counts.flushed_low.tolist() == counts.saturated_low.tolist() == [0.0, 0.0, 0.0]
     assert counts.flushed_high.tolist() == [1.0, 0.0, 2.0] and counts.saturated_high.tolist() == [1.0, 0.0, 0.0]

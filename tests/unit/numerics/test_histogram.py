@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from precdoctor.numerics.formats import FORMATS, FP16
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram, Histograms, bin_of, bins_of
+from tests.support.references import histogram_of
 
 COUNTS = st.lists(st.integers(0, 2**40), max_size=12)
 HISTOGRAMS = st.builds(ExponentHistogram.of, st.integers(-100, 100), COUNTS)
@@ -28,11 +29,11 @@ def test_merging_is_associative_commutative_and_has_an_identity(a, b, c):
 
 @given(VALUES, st.lists(st.integers(0, 4), min_size=60, max_size=60))
 def test_any_partition_merges_to_the_whole(values, groups):
-    whole = ExponentHistogram.of_values(values)
+    whole = histogram_of(values)
     merged = EMPTY
     for group in range(5):
         part = [v for v, g in zip(values, groups, strict=False) if g == group]
-        merged = merged.merge(ExponentHistogram.of_values(part))
+        merged = merged.merge(histogram_of(part))
     assert merged == whole and merged.counts.dtype == np.int64
     assert whole.total == sum(v != 0 for v in values)
 
@@ -47,8 +48,8 @@ def test_bins_are_those_of_the_definition(values):
 
 @given(VALUES, st.integers(-8, 9))
 def test_shifting_is_scaling_by_a_power_of_two(values, by):
-    scaled = ExponentHistogram.of_values(np.array(values) * 2.0**by)
-    assert ExponentHistogram.of_values(values).shift(2.0**by) == scaled
+    scaled = histogram_of(np.array(values) * 2.0**by)
+    assert histogram_of(values).shift(2.0**by) == scaled
 
 
 @given(HISTOGRAMS, HISTOGRAMS, st.integers(-60, 60))
@@ -89,7 +90,7 @@ def test_slices_are_by_bin():
 @given(VALUES.filter(any), st.integers(-30, 30))
 def test_flushed_is_exact_at_powers_of_two(values, by):
     x = np.abs(np.array(values, dtype=np.float64))
-    flushed = ExponentHistogram.of_values(x).flushed(FP16, 2.0**by)
+    flushed = histogram_of(x).flushed(FP16, 2.0**by)
     assert flushed.low == flushed.high == np.count_nonzero((x * 2.0**by <= FP16.flush_limit) & (x > 0))
 
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precdoctor.numerics.formats import BF16, E5M2, FP16
-from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.numerics.loss_scaling import ScalerPolicy, ScalerState, search, simulate
 from precdoctor.numerics.step_gradients import OverflowLimit, StepGradients
+from tests.support.references import histogram_of
 
 
 def torch_trajectory(policy: ScalerPolicy, overflows: list[bool]) -> list[tuple[float, int]]:
@@ -176,7 +176,7 @@ def fp16_step(step, x, scale, *, rounded=True):
     """A step as a log holds it: gradients times scale in FP16."""
     held = (x * scale).astype(np.float16).astype(np.float64) if rounded else x * scale
     amax = np.abs(held).max() / scale
-    histogram = ExponentHistogram.of_values(held)
+    histogram = histogram_of(held)
     limit = replace(OverflowLimit.of_amax(amax), clean_up_to=0.0)
     return StepGradients(step, limit, histogram, int((held == 0).sum()), scale, rounded=rounded)
 
@@ -211,7 +211,7 @@ def drifting(steps: int = 400) -> list[StepGradients]:
     run = []
     for s in range(steps):
         x = rng.standard_normal(512) * 2.0 ** (-17 - 6 * s / steps) * (50.0 if s == 200 else 1.0)
-        run.append(StepGradients(s, OverflowLimit.of_amax(np.abs(x).max()), ExponentHistogram.of_values(x)))
+        run.append(StepGradients(s, OverflowLimit.of_amax(np.abs(x).max()), histogram_of(x)))
     return run
 
 
@@ -238,7 +238,7 @@ def test_search_finds_the_scale_that_loses_least():
 
 
 def test_of_equals_search_takes_the_middle_and_the_stock_interval():
-    steady = [StepGradients(s, OverflowLimit.of_amax(1.0), ExponentHistogram.of_values([1.0])) for s in range(30)]
+    steady = [StepGradients(s, OverflowLimit.of_amax(1.0), histogram_of([1.0])) for s in range(30)]
     best = search(steady)[0]  # overflows from 65520, flushes below 2**-25
     assert (best.policy.init, best.policy.interval, best.skipped, best.lost) == (2.0**8, 2000, 0, 0.0)
     assert search([]) and search([])[0].lost == 0.0

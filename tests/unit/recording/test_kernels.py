@@ -18,6 +18,7 @@ from precdoctor.recording.kernels import blocked, cuda, native_cpu, reference
 from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.kernels.light_launch import KernelFailedError
 from precdoctor.recording.kernels.tiling import elements_per_lane, fits, tiling
+from tests.support.kernels import measure_native
 from tests.support.offenders import check_each
 
 DTYPES = [
@@ -31,7 +32,7 @@ DTYPES = [
     torch.float8_e5m2fnuz,
 ]
 RARE = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40, 2.0**-149, -(2.0**-126), 3.4e38, 2.0**-24, 2.0**-25, 448.0]
-FAST = {"blocked": blocked.measure, "native": native_cpu.measure}
+FAST = {"blocked": blocked.measure, "native": measure_native}
 
 
 class Row:
@@ -172,7 +173,7 @@ def variants():
 
 def measured_by(variant, x):
     native_cpu.choose_variant(variant)
-    return Row().measured(native_cpu.measure, x)
+    return Row().measured(measure_native, x)
 
 
 def assert_every_variant_agrees(x):
@@ -265,7 +266,7 @@ def test_neither_threads_nor_where_tensors_lie_change_a_bit(compiled, dtype):
         rows = []
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            rows += [Row().measured(native_cpu.measure, y) for y in (x, x.clone())]
+            rows += [Row().measured(measure_native, y) for y in (x, x.clone())]
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
@@ -298,11 +299,11 @@ def test_a_forked_child_measures_on_one_thread(compiled):
 def test_flushing_denormals_hides_nothing_from_the_compiled_kernel(compiled, dtype):
     x = torch.full((300,), 2.0**-130).to(dtype)
     x[7] = 2.0**-133
-    truth = Row().measured(native_cpu.measure, x)
+    truth = Row().measured(measure_native, x)
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot flush")
     try:
-        row = Row().measured(native_cpu.measure, x)
+        row = Row().measured(measure_native, x)
     finally:
         torch.set_flush_denormal(False)
     assert torch.equal(row.ints, truth.ints)

@@ -10,6 +10,7 @@ import torch
 from precdoctor.recording import kernels
 from precdoctor.recording.kernels import batched, cuda, light_launch, native_cpu, reference
 from precdoctor.recording.kernels import row_layout as at
+from tests.support.kernels import measure_triton
 
 with pytest.MonkeyPatch.context() as _patch:
     if not torch.cuda.is_available():
@@ -66,7 +67,7 @@ def one_by_one(bank, jobs, want=at.BLOCK_SIZES):
         if job.restart:
             bank.restart(job.slot)
         if job.before is None:
-            triton_kernel.measure(job.x, *bank.row(job.slot), bank.counter, want)
+            measure_triton(job.x, *bank.row(job.slot), bank.counter, want)
         else:
             reference.measure_update(job.before, job.x, job.intended, *bank.row(job.slot), bank.counter)
 

@@ -13,6 +13,7 @@ from precdoctor.recording import kernels
 from precdoctor.recording.kernels import reference
 from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.kernels.tiling import tiling
+from tests.support.kernels import measure_triton
 
 with pytest.MonkeyPatch.context() as _patch:
     if not torch.cuda.is_available():
@@ -52,7 +53,7 @@ def row():
 def both(tensors, blocks=at.BLOCK_SIZES):
     """Rows of the kernel and of the reference, after the same tensors."""
     rows = []
-    for measure in (triton_kernel.measure, reference.measure):
+    for measure in (measure_triton, reference.measure):
         ints, floats, counter = row()
         for x in tensors:
             measure(x.to(DEVICE), ints, floats, counter, blocks)
@@ -146,7 +147,7 @@ def test_memory_order_is_enough_where_no_fingerprint_and_no_blocks_are_wanted(x,
     assert triton_kernel.supports(part, 0) == (x.dim() == 4)
     assert x.dim() == 5 or not tiling(part.shape, part.stride(), x.dtype, 0).flat
     here, there = row(), row()
-    triton_kernel.measure(x.to(DEVICE), *here, (), fingerprint=False)
+    measure_triton(x.to(DEVICE), *here, (), fingerprint=False)
     reference.measure(x.to(DEVICE), *there, ())
     there[0][at.FINGERPRINT] = 0
     assert torch.equal(here[0], there[0])

@@ -7,10 +7,11 @@ import jsonschema
 import pytest
 
 from precdoctor.diagnosis.claims.finding import Diagnosis
-from precdoctor.reporting.json_report import document, dumps, schema
+from precdoctor.reporting.json_report import document, dumps
 from tests.support.diagnoses import BROKEN, CLEAN, OVERFLOW, UNKNOWN
 from tests.support.hostile import NAMES
 from tests.support.offenders import check_each
+from tests.support.schemas import schema
 from tests.unit.reporting.test_terminal import hostile
 
 VALIDATOR = jsonschema.Draft202012Validator(schema())

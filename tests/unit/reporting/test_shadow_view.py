@@ -13,9 +13,9 @@ from precdoctor.diagnosis.analyses.shadow_errors import Limits, Piece, Shadowed
 from precdoctor.numerics.formats import FORMATS
 from precdoctor.reporting import shadow_view
 from precdoctor.reporting.console import make_console
-from precdoctor.reporting.json_report import schema
 from tests.support.hostile import NAMES
 from tests.support.offenders import check_each
+from tests.support.schemas import schema
 
 U = 2.0**-8
 RUN = {"path": "runs/a", "command": ["python", "train.py"], "steps": 9, "first_step": 0, "last_step": 8, "ranks": 1}

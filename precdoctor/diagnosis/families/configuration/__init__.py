@@ -14,24 +14,3 @@ that the recorder wrote (``survey.replicas``).
 PD704 reads ``precdoctor shadow``, which runs steps again in FP32. Errors are in units *u* of half an ulp at 1; a
 *piece* of code has an *own* error, and *amplifies* the errors of its inputs (``survey.shadow_errors``).
 """
-
-from precdoctor.diagnosis.claims.rule import Rule
-from precdoctor.diagnosis.families.configuration import (
-    catastrophic_cancellation,
-    half_precision_positions,
-    lossy_cast,
-    narrow_gradient_reduction,
-    precision_error_above_expectation,
-    reduction_in_half,
-    unequal_replicas,
-)
-
-RULES: tuple[Rule, ...] = (
-    reduction_in_half.RULE,
-    half_precision_positions.RULE,
-    precision_error_above_expectation.RULE,
-    catastrophic_cancellation.RULE,
-    lossy_cast.RULE,
-    narrow_gradient_reduction.RULE,
-    unequal_replicas.RULE,
-)

@@ -15,24 +15,3 @@ PD404 finds scales that are wrong whatever the tensor is like, and replays recip
 no scale fits. Prescriptions begin with the smallest change, and the histogram predicts the effect of each
 (:mod:`.fp8_prescriptions`). For other formats and scalings of a whole model there is ``precdoctor whatif``.
 """
-
-from precdoctor.diagnosis.claims.rule import Rule
-from precdoctor.diagnosis.families.fp8 import (
-    e4m3_gradients,
-    fp8_amax_explosion,
-    fp8_outlier_channels,
-    fp8_saturation,
-    fp8_underflow,
-    sensitive_layer_in_fp8,
-    wrong_fp8_scale,
-)
-
-RULES: tuple[Rule, ...] = (
-    fp8_saturation.RULE,
-    fp8_underflow.RULE,
-    e4m3_gradients.RULE,
-    wrong_fp8_scale.RULE,
-    fp8_amax_explosion.RULE,
-    sensitive_layer_in_fp8.RULE,
-    fp8_outlier_channels.RULE,
-)

@@ -25,7 +25,7 @@ from precdoctor.diagnosis.families.fp8.fp8_damage import Damage, damage
 from precdoctor.diagnosis.survey.frames import Ints, Mask, groups, histograms, keys, lasts
 from precdoctor.diagnosis.survey.measures import column, format_values
 from precdoctor.diagnosis.survey.rows import Key, known_format, number, tensor_evidence, tensor_location, text
-from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
+from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView, remembered
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import ExponentHistogram, Histograms
 from precdoctor.numerics.prediction import TensorStatistics
@@ -318,13 +318,9 @@ class Operand:
         return tensor_evidence(replace(mine[0], dtype=self.fmt.dtype), rows)
 
 
+@remembered
 def operands(view: RunView) -> Mapping[Key, Operand]:
-    """Every operand that training cast to a float8 dtype; read once per view."""
-    return view.remember("fp8-operands", lambda: _read(view))
-
-
-def _read(view: RunView) -> dict[Key, Operand]:
-    """Return the operands of all casts in training, without recomputed activations."""
+    """Return every operand that training cast to a float8 dtype, without recomputed activations."""
     steps = thinned(view.kept_steps, _NEWEST, _SPREAD)
     frame = view.measured(("non_finite",), (KIND,), columns=_COLUMNS, steps=steps)
     cast = (frame["phase"] != "recompute") & frame["flushed"].notna() & ~np.isnan(format_values(frame, "max", "format"))

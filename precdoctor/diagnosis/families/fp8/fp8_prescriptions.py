@@ -17,7 +17,7 @@ from precdoctor.diagnosis.families.fp8.fp8_damage import Damage, rounding_db
 from precdoctor.diagnosis.families.fp8.fp8_outliers import bulk_of, lost_channels
 from precdoctor.diagnosis.survey.frames import keys
 from precdoctor.diagnosis.survey.rows import Key
-from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.diagnosis.survey.view import RunView, remembered
 from precdoctor.numerics.block_prediction import predict_blocks
 from precdoctor.numerics.blocks import MXFP8_E4M3, MXFP8_E5M2, TILE_1X128, BlockFormat, BlockHistogram
 from precdoctor.numerics.formats import E4M3FN, E5M2, Format
@@ -166,6 +166,7 @@ def kept_wide(operand: Operand, module: str | None = None) -> Cure:
 # -- blocks -----------------------------------------------------------------------------------------------------------
 
 
+@remembered
 def _blocks(view: RunView) -> dict[Key, list[Mapping[str, Any]]]:
     """Read a few rows with block histograms by operand, without recomputed and all-zero tensors."""
     columns = [f"block{size}{part}" for size in SIZES for part in ("_hist", "_amax_lo", "_amax_hist")]
@@ -189,7 +190,7 @@ def _block_steps(view: RunView) -> list[int]:
 
 def histograms(view: RunView, operand: Operand, size: int) -> list[tuple[BlockHistogram, float]]:
     """Return block histograms of an operand, each with the tensor's amax; empty if none were recorded."""
-    rows = view.remember("fp8-blocks", lambda: _blocks(view)).get(operand.key, ())
+    rows = _blocks(view).get(operand.key, ())
     read = ((BlockHistogram.of_row(r, size), float(r["amax"])) for r in rows)
     return [(h, amax) for h, amax in read if h is not None and h.amax.total]
 

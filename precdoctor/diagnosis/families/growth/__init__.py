@@ -15,22 +15,3 @@ PD601 finds tensors without headroom, PD602 tensors that use it up soon, PD604 g
 PD605 find jumps of the gradient norm and of the loss, with the layer or tensor that moved first; the root of such a
 rise comes from ``diagnosis.divergence``. PD606 finds logits that make a softmax one-hot, far below any format's end.
 """
-
-from precdoctor.diagnosis.claims.rule import Rule
-from precdoctor.diagnosis.families.growth import (
-    activation_growth,
-    gradient_explosion,
-    growth_with_depth,
-    logit_growth,
-    loss_spike,
-    near_format_limit,
-)
-
-RULES: tuple[Rule, ...] = (
-    near_format_limit.RULE,
-    activation_growth.RULE,
-    gradient_explosion.RULE,
-    growth_with_depth.RULE,
-    loss_spike.RULE,
-    logit_growth.RULE,
-)

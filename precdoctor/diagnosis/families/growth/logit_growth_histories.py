@@ -15,7 +15,7 @@ from precdoctor.diagnosis.analyses.histories import watched_steps
 from precdoctor.diagnosis.survey.frames import Ints, firsts, groups, keys, lasts, rows_of, worst_rows
 from precdoctor.diagnosis.survey.measures import Floats, column, lists
 from precdoctor.diagnosis.survey.rows import Key, text
-from precdoctor.diagnosis.survey.view import IDENTITY, RunView
+from precdoctor.diagnosis.survey.view import IDENTITY, RunView, remembered
 
 #: Entropy over the logarithm of the number of keys, below which a head is as good as one-hot. Chosen empirically.
 ONE_HOT = 0.05
@@ -126,13 +126,12 @@ def _progress(losses: Sequence[float]) -> LossProgress:
     return LossProgress(learnt, falls=last <= (1.0 - _FALL) * quarters[1], stalls=stalls, first=first, last=last)
 
 
+@remembered
 def logit_histories(view: RunView) -> Mapping[Key, LogitHistory]:
-    """Return the history of every softmax with a known use, in training; read once per view."""
-    return view.remember("logit-histories", lambda: _histories(view))
+    """Return the history of every softmax with a known use, in training, on the healthy recorded steps.
 
-
-def _histories(view: RunView) -> dict[Key, LogitHistory]:
-    """Read the logits of training, without NaN and +Inf, on the healthy recorded steps."""
+    Logits with NaN or +Inf are left out.
+    """
     training = [("phase", "==", "train"), ("nan", "==", 0), ("pos_inf", "==", 0)]
     rows = view.measured((), ("logits",), columns=_COLUMNS, steps=watched_steps(view), where=training)
     rows = rows[rows["role"].map(text, na_action=None).astype(bool) & rows["amax"].notna()]

@@ -14,28 +14,3 @@ that are clipped before unscaling, unscaled in FP16, or unscaled twice. :mod:`.o
 made a scaler skip, :mod:`.scale_level` the gradient that a low scale harms most, and the changes that allow a higher
 scale.
 """
-
-from precdoctor.diagnosis.claims.rule import Rule
-from precdoctor.diagnosis.families.loss_scaling import (
-    clip_before_unscale,
-    double_unscale,
-    frozen_loss_scale,
-    loss_scale_collapse,
-    loss_scale_thrash,
-    low_loss_scale,
-    needless_loss_scaler,
-    unscaled_fp16_gradients,
-    unscaled_into_half,
-)
-
-RULES: tuple[Rule, ...] = (
-    loss_scale_collapse.RULE,
-    loss_scale_thrash.RULE,
-    low_loss_scale.RULE,
-    needless_loss_scaler.RULE,
-    unscaled_fp16_gradients.RULE,
-    clip_before_unscale.RULE,
-    frozen_loss_scale.RULE,
-    unscaled_into_half.RULE,
-    double_unscale.RULE,
-)

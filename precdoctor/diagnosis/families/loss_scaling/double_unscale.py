@@ -16,7 +16,6 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.loss_scaling.rescaled_sums import MAX_FACTOR, MIN_STEPS, Misuse, rescaled_finding
 from precdoctor.diagnosis.survey.frames import AT, at, finite, firsts, groups, on_steps, pairs
 from precdoctor.diagnosis.survey.measures import column
 from precdoctor.diagnosis.survey.rows import integer, location, number, text
@@ -71,6 +70,36 @@ only after the last micro-batch.
 _COLUMNS = ("numel", "nan", "pos_inf", "neg_inf")
 #: Process and step.
 _StepKey = tuple[Process, int]
+#: Largest factor that is reported: the micro-batch before the last one then counts half. Chosen empirically.
+_MAX_FACTOR = 0.5
+#: Minimum number of measured steps: on a single one, two factors may be equal by chance.
+_MIN_STEPS = 3
+
+
+@dataclass(frozen=True)
+class _Misuse:
+    """A misuse of loss scaling, from a warning event of the recorder.
+
+    Attributes:
+        steps, of: number of step attempts with the misuse, and of all step attempts of the scaler; for ``factor``, of
+            all measured steps with several backward passes.
+        times: largest number of ``unscale_`` calls on the gradients of one step, or of divisions.
+        source: line of the first ``backward`` call on an unscaled loss.
+        factor: what the gradients were multiplied by after each backward pass; 1 if nothing did that.
+    """
+
+    process: Process
+    steps: int
+    of: int
+    root: str | None = None
+    optimizer: str = ""
+    times: int = 0
+    source: Source | None = None
+    factor: float = 1.0
+
+    @property
+    def share(self) -> float:
+        return self.steps / max(self.of, 1)
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -82,7 +111,7 @@ def check(view: RunView, options: Options) -> Checked:
     rescaled = _worst_misuse(_rescaled_sums(view), options["share"])
     if rescaled is not None:
         reason = f"{rescaled.steps:,} of {plural(rescaled.of, 'step')} with sums that were rescaled after each pass"
-        return Checked([rescaled_finding(RULE, rescaled, options["share"])], reason)
+        return Checked([_rescaled_finding(rescaled, options["share"])], reason)
     unused = _worst_misuse(_unscaled_losses(view), options["share"])
     if unused is not None:
         reason = f"{unused.steps:,} of {plural(unused.of, 'step')} of a scaler began at an unscaled loss"
@@ -189,39 +218,39 @@ def _counts(event: Mapping[str, Any], *names: str) -> Iterator[int]:
     return (integer(event["data"].get(name)) or 0 for name in names)
 
 
-def _repeated_unscales(view: RunView) -> Iterator[Misuse]:
+def _repeated_unscales(view: RunView) -> Iterator[_Misuse]:
     """Yield per optimizer the number of steps whose gradients were unscaled several times."""
     for process, event in view.warnings_about("unscaled-again"):
         steps, of, times = _counts(event, "steps", "of", "times")
         root, optimizer = text(event.get("root")) or None, text(event["data"].get("optimizer"))
         if times > 1:
-            yield Misuse(process, steps, of, root, optimizer, times)
+            yield _Misuse(process, steps, of, root, optimizer, times)
 
 
-def _unscaled_losses(view: RunView) -> Iterator[Misuse]:
+def _unscaled_losses(view: RunView) -> Iterator[_Misuse]:
     """Yield per process the number of steps that ran ``backward`` only on losses passed to ``scaler.scale``."""
     for process, event in view.warnings_about("scale-unused"):
         steps, of = _counts(event, "steps", "of")
         file, line = text(event.get("file")), integer(event.get("line"))
-        yield Misuse(process, steps, of, source=Source(file, line, None) if file and line else None)
+        yield _Misuse(process, steps, of, source=Source(file, line, None) if file and line else None)
 
 
-def _rescaled_sums(view: RunView) -> Iterator[Misuse]:
+def _rescaled_sums(view: RunView) -> Iterator[_Misuse]:
     """Yield per optimizer the number of steps whose gradients were divided after each of several backward passes."""
     for process, event in view.warnings_about("rescaled-sum"):
         steps, of, passes = _counts(event, "steps", "of", "passes")
         root, factor = text(event.get("root")) or None, number(event["data"].get("factor")) or 1.0
-        if passes > 1 and steps >= MIN_STEPS and 0.0 < factor <= MAX_FACTOR:
-            yield Misuse(process, steps, of, root, text(event["data"].get("optimizer")), passes, factor=factor)
+        if passes > 1 and steps >= _MIN_STEPS and 0.0 < factor <= _MAX_FACTOR:
+            yield _Misuse(process, steps, of, root, text(event["data"].get("optimizer")), passes, factor=factor)
 
 
-def _worst_misuse(misuses: Iterator[Misuse], share: float) -> Misuse | None:
+def _worst_misuse(misuses: Iterator[_Misuse], share: float) -> _Misuse | None:
     """The misuse with most steps; None if its share of the steps is below ``share``."""
     worst = max(misuses, key=lambda m: (m.steps, -m.process.rank), default=None)
     return worst if worst is not None and worst.steps and worst.share >= share else None
 
 
-def _repeated_finding(view: RunView, misuse: Misuse, options: Options) -> Finding:
+def _repeated_finding(view: RunView, misuse: _Misuse, options: Options) -> Finding:
     steps = by_optimizer(view).get((misuse.process, misuse.optimizer), ())
     first = next((s for s in steps if s.loss_scale), None)
     scale, step = _scale_at(first)
@@ -266,7 +295,7 @@ def _repeated_finding(view: RunView, misuse: Misuse, options: Options) -> Findin
     )
 
 
-def _unscaled_loss_finding(view: RunView, misuse: Misuse, options: Options) -> Finding:
+def _unscaled_loss_finding(view: RunView, misuse: _Misuse, options: Options) -> Finding:
     steps = view.timeline.get(misuse.process, ())
     first = next((s for s in steps if s.loss_scale and s.loss_scale > 1.0), None)
     scale, step = _scale_at(first)
@@ -301,6 +330,47 @@ def _unscaled_loss_finding(view: RunView, misuse: Misuse, options: Options) -> F
 def _scale_at(facts: StepFacts | None) -> tuple[float, int]:
     """The loss scale and the number of a step; 1 and 0 for None."""
     return (1.0, 0) if facts is None else (facts.loss_scale or 1.0, facts.step)
+
+
+def _rescaled_finding(misuse: _Misuse, limit: float) -> Finding:
+    """The finding for gradients that were divided after each backward pass; ``limit`` is the minimum share of steps."""
+    factor, passes = misuse.factor, misuse.times
+    counted = sum(factor**k for k in range(passes))  # relative to the last micro-batch
+    divisor = f"{1.0 / factor:.4g}"
+    return RULE.finding(
+        confidence=0.95 if misuse.steps > _MIN_STEPS else 0.8,
+        title=f"gradients are divided by {divisor} after each of {passes} backward passes: {counted:.3g} of {passes} "
+        "micro-batches count",
+        message=(
+            f"On {plural(misuse.steps, 'sampled step')} of {misuse.of:,} with several backward passes "
+            f"({percent(misuse.share)}, limit {percent(limit)}) something divided the gradients of {misuse.optimizer} "
+            f"by {divisor} after every pass. Each division includes the whole sum so far. Relative to the last "
+            f"micro-batch, the one before it counts {factor:.3g} and the first one {factor ** (passes - 1):.3g}."
+        ),
+        location=Location(misuse.root, "" if misuse.root else None, phase=Phase.OPTIMIZER, **vars(misuse.process)),
+        evidence={
+            "factor": factor,
+            "unscaled_times": passes,
+            "given_share": counted / passes,
+            "unscaled_twice_share": misuse.share,
+            "limit": limit,
+            "steps": misuse.steps,
+            "confidence_reason": "the norms of gradients were measured before and after"
+            + ("" if misuse.steps > _MIN_STEPS else "; on fewer than four steps"),
+        },
+        prescription=Prescription(
+            title=f"divide once a step: micro-batches that count {counted:.3g} -> {passes}",
+            change={"unscale": {"from": "every micro-batch", "to": "before the step"}},
+            predicted={"micro_batches_that_count": {"from": counted, "to": passes}},
+            snippet=(
+                "for inputs, targets in micro_batches:\n"
+                "    (loss_fn(model(inputs), targets) * scale).backward()\n"
+                "for p in model.parameters():  # after the last micro-batch only\n"
+                "    p.grad.div_(scale)\n"
+                "optimizer.step()\n"
+            ),
+        ),
+    )
 
 
 RULE = Rule(

@@ -22,26 +22,3 @@ From a log to a finding:
 PD101 to PD105 share this path and differ in the place that they report: forward pass, backward pass, loss, batch,
 weights. PD106, PD107 and PD108 check buffers, deep scans and replays by themselves.
 """
-
-from precdoctor.diagnosis.claims.rule import Rule
-from precdoctor.diagnosis.families.nonfinite import (
-    bad_input_batch,
-    irreproducible_nonfinite,
-    nonfinite_loss,
-    nonfinite_origin_backward,
-    nonfinite_origin_forward,
-    nonfinite_weights,
-    poisoned_buffers,
-    swallowed_nonfinite,
-)
-
-RULES: tuple[Rule, ...] = (
-    nonfinite_origin_forward.RULE,
-    nonfinite_origin_backward.RULE,
-    nonfinite_loss.RULE,
-    bad_input_batch.RULE,
-    nonfinite_weights.RULE,
-    poisoned_buffers.RULE,
-    swallowed_nonfinite.RULE,
-    irreproducible_nonfinite.RULE,
-)

@@ -14,6 +14,7 @@ from precdoctor.diagnosis.analyses.operand import Operand
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.nonfinite.incident import Cause
 from precdoctor.diagnosis.survey.rows import known_format
+from precdoctor.numerics.nonfinite import op_names
 
 #: Phrases to search for in ``Cause.why``: the format flushed a divisor; rounding made a root's operand negative, which
 #: is a difference of squares.
@@ -22,11 +23,6 @@ UNDERFLOWED, ROUNDING_ERROR, SQUARES = "underflowed in", "by rounding alone", "a
 ZERO_QUOTIENT, NO_TARGET = NOTHING_COUNTED = ("0 / 0", "no target counts")
 #: Units in the last place up to which rounding explains a negative difference: two means are off by a few each.
 _ROUNDING_ULPS = 8
-
-
-def op_names(spaced: str) -> frozenset[str]:
-    """Split one string of space-separated names into a set."""
-    return frozenset(spaced.split())
 
 
 #: The largest operand at which each logarithm is not finite.

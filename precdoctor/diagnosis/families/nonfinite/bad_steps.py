@@ -11,7 +11,7 @@ from precdoctor.diagnosis.analyses.replays import poisoned_steps, replay_at, rep
 from precdoctor.diagnosis.families.nonfinite.culprit import culprit_at
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TRIGGER_KINDS, number
 from precdoctor.diagnosis.survey.step_facts import StepFacts
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.view import Process, RunView, remembered
 
 #: Maximum number of steps of an inference run to check for a non-finite output; the first ones explain the others.
 _MAX_OUTPUTS = 64
@@ -19,16 +19,13 @@ _MAX_OUTPUTS = 64
 GRADIENTS = frozenset({"weight_grad", "weight_grad_step"})
 
 
+@remembered
 def incident_steps(view: RunView) -> Mapping[Process, Mapping[int, frozenset[str]]]:
     """The non-finite steps of each process that no loss scaler handled, each with the kinds of its non-finite tensors.
 
     The loss, gradients and weights count, and what a replay found. If all of them were finite, so do poisoned buffers
     and optimizer state (as ``buffer``), and outputs of inference and of an incomplete last step.
     """
-    return view.remember("incident-steps", lambda: _incident_steps(view))
-
-
-def _incident_steps(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
     kinds = _recorded_kinds(view)
     for process, steps in view.timeline.items():
         by_step = kinds.setdefault(process, {})

@@ -15,18 +15,13 @@ from precdoctor.diagnosis.analyses.origin import class_of, is_loss_module
 from precdoctor.diagnosis.analyses.replays import replay_at
 from precdoctor.diagnosis.claims.finding import Phase
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import (
-    SOFTMAXES,
-    arithmetic_cause,
-    op_names,
-    scalar_cause,
-)
+from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import SOFTMAXES, arithmetic_cause, scalar_cause
 from precdoctor.diagnosis.families.nonfinite.gradient_causes import discarded_value_cause, gradient_cause
 from precdoctor.diagnosis.families.nonfinite.incident import MAY_BE_NONFINITE, Cause, Culprit, CulpritOp
 from precdoctor.diagnosis.families.nonfinite.tensor_causes import data_cause
 from precdoctor.diagnosis.survey.rows import known_format, number
 from precdoctor.diagnosis.survey.view import Process, RunView
-from precdoctor.numerics.nonfinite import FILLS, can_make
+from precdoctor.numerics.nonfinite import FILLS, can_make, op_names
 
 #: Kind of an external tensor whose maker the replay did not see.
 _UNKNOWN_KIND = "unknown"
@@ -207,7 +202,7 @@ def culprit_phase(view: RunView, replay: Replay, at: CulpritOp) -> Phase:
         return Phase.FORWARD
     of_loss = not replay.root or is_loss_module(replay.root, "", "")
     if at.external is not None:
-        origins = {"batch": Phase.DATA, "data": Phase.DATA, "weight": Phase.OPTIMIZER, "buffer": Phase.OPTIMIZER}
+        origins = {"batch": Phase.DATA, "weight": Phase.OPTIMIZER, "buffer": Phase.OPTIMIZER}
         return origins.get(at.external[0], Phase.LOSS if of_loss else Phase.FORWARD)
     if replay.phase == "backward" and at.mask is None:
         return Phase.BACKWARD  # with a mask the culprit is a forward op whose result the loss discarded
@@ -230,7 +225,7 @@ def op_cause(replay: Replay, at: CulpritOp, loss_scale: float | None) -> Cause:
         return _external_cause(op, at.external, of_target=at.of_target, live=replay.live)
     if at.mask is not None:
         return _mask_cause(op)
-    if replay.phase == "backward" and op.phase != "backward" and not replay.by_hand:
+    if replay.phase == "backward" and op.phase != "backward":
         return discarded_value_cause(replay, op)
     cause = gradient_cause(replay, op, loss_scale) if op.phase == "backward" else None
     cause = cause or arithmetic_cause(replay, op)
@@ -250,8 +245,6 @@ def _external_cause(op: Op, external: tuple[str, str], *, of_target: bool, live:
     kind, name = external
     if of_target:
         return Cause("nonfinite-input-batch", 0.9, f"the target of {op.short} held non-finite values")
-    if kind == "data":
-        return Cause("nonfinite-input-batch", 0.85, f"`{name}`, an input of the loss code, held non-finite values")
     if kind == "batch":
         why = f"argument `{name}` held non-finite values when the model was called"
         return Cause("nonfinite-input-batch", 0.97, why)
@@ -259,11 +252,9 @@ def _external_cause(op: Op, external: tuple[str, str], *, of_target: bool, live:
         return Cause(None, 0.9, f"code between two top-level modules made argument `{name}`")
     if kind == "computed":
         return Cause(None, 0.9, f"code before this call, in the same step, computed weight `{name}` from other weights")
-    if not name or kind == "variable":  # made before the op that reads it, by code that leaves no autograd graph
-        what = f"`{name}`" if name else f"a tensor that {op.short} reads"
-        return Cause(
-            None, 0.9, f"{what} was made {'outside of the trace' if live else 'without a gradient'}, and non-finite"
-        )
+    if not name:  # made before the op that reads it, by code that leaves no autograd graph
+        made = "outside of the trace" if live else "without a gradient"
+        return Cause(None, 0.9, f"a tensor that {op.short} reads was made {made}, and non-finite")
     what = kind if kind in ("weight", "buffer") else "tensor"
     return Cause("nonfinite-weights", 0.95, f"the {what} `{name}` was non-finite before the step's forward pass")
 

@@ -31,6 +31,12 @@ _TINY = 1e-12
 _NARROW_EPS = 1e-3
 #: Distance from the end of a domain that survives one rounding in FP32.
 _EDGE_MARGIN = 1e-6
+#: What a snippet for an ``exp`` begins with if the log holds only the result.
+_OF_UNKNOWN = """import torch
+
+# log(exp(x) / exp(x).sum(dim)) is torch.log_softmax(x, dim); log(exp(x).sum(dim)) is x.logsumexp(dim)
+# of a ratio that is clamped at c anyway: (logp - old_logp).clamp(max=math.log(c)).exp()
+"""
 
 
 def stop_and_inspect(_view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
@@ -78,41 +84,19 @@ def clamp_exponent(view: RunView, incident: Incident, culprit: Culprit) -> Presc
     if culprit.op.short == "pow":
         return _clamp_power(view, incident, culprit)
     operand = culprit.op.first_operand
-    if operand is None and (clamped := _clamp_unknown(culprit)) is not None:
-        return clamped
-    fmt = known_format(operand.dtype) if operand is not None else None
-    if operand is None or fmt is None or operand.max is None:
+    fmt = known_format(operand.dtype) if operand is not None else culprit.op.result_format
+    if fmt is None or (culprit.op.short != "exp" if operand is None else operand.max is None):
         return stop_and_inspect(view, incident, culprit)
     largest = math.floor(math.log(fmt.max))
-    if culprit.op.short in TWO_SIDED:
+    if operand is not None and culprit.op.short in TWO_SIDED:
         return _clamp_both_sides(culprit, largest, operand)
+    exponent = {"largest_exponent": {"from": operand.max, "to": largest}} if operand is not None else {}
     return Prescription(
         title=f"clamp the operand of exp at {largest}{culprit.at_line}, or subtract the maximum first (logsumexp)",
         change={"clamp_max": largest},
-        predicted={
-            "largest_exponent": {"from": operand.max, "to": largest},
-            "inf": {"from": culprit.bad_elements, "to": 0},
-        },
-        snippet=f"y = x.clamp(max={largest}).exp()  # exp({largest}) is finite in {fmt.name}\n",
-    )
-
-
-def _clamp_unknown(culprit: Culprit) -> Prescription | None:
-    """Bound the operand of an ``exp`` of which the log holds only the result; None for other functions."""
-    fmt = culprit.op.result_format
-    if culprit.op.short != "exp" or fmt is None:
-        return None
-    largest = math.floor(math.log(fmt.max))
-    return Prescription(
-        title=f"clamp the operand of exp at {largest}{culprit.at_line}, or subtract the maximum first (logsumexp)",
-        change={"clamp_max": largest},
-        predicted={"inf": {"from": culprit.bad_elements, "to": 0}},
-        snippet=(
-            "import torch\n\n"
-            "# log(exp(x) / exp(x).sum(dim)) is torch.log_softmax(x, dim); log(exp(x).sum(dim)) is x.logsumexp(dim)\n"
-            "# of a ratio that is clamped at c anyway: (logp - old_logp).clamp(max=math.log(c)).exp()\n"
-            f"y = x.clamp(max={largest}).exp()  # exp({largest}) is finite in {fmt.name}\n"
-        ),
+        predicted={**exponent, "inf": {"from": culprit.bad_elements, "to": 0}},
+        snippet=f"{_OF_UNKNOWN if operand is None else ''}"
+        f"y = x.clamp(max={largest}).exp()  # exp({largest}) is finite in {fmt.name}\n",
     )
 
 

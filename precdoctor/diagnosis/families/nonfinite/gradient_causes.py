@@ -13,13 +13,9 @@ from dataclasses import replace
 from precdoctor.diagnosis.analyses.op_facts import NEG_INF, Op, Replay
 from precdoctor.diagnosis.analyses.operand import Operand
 from precdoctor.diagnosis.claims.words import plural, there_are
-from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import (
-    PowerTerm,
-    arithmetic_cause,
-    op_names,
-    short_number,
-)
+from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import PowerTerm, arithmetic_cause, short_number
 from precdoctor.diagnosis.families.nonfinite.incident import Cause
+from precdoctor.numerics.nonfinite import op_names
 
 #: Autograd nodes whose forward op discards elements.
 _DISCARDING_NODES = ("Where", "MaskedFill", "Index", "MaskedSelect", "Clamp", "Minimum", "Maximum", "Slice", "Select")

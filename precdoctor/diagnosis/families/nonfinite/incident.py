@@ -60,7 +60,7 @@ class CulpritOp:
 
     op: Op
     #: Kind and name of the tensor from before the step, if the op only read it: ``weight``, ``computed`` (a weight made
-    #: of others), ``buffer``, ``batch``, ``argument`` or ``constant``; in older logs also ``data`` or ``variable``.
+    #: of others), ``buffer``, ``batch``, ``argument`` or ``constant``.
     external: tuple[str, str] | None = None
     #: Intended infinities (a ``-inf`` mask) that the op turned into NaN or +Inf: the op that wrote them, or kind and
     #: name of the tensor that held them before the step.

@@ -25,7 +25,7 @@ from precdoctor.diagnosis.families.nonfinite.merged_incidents import merged_over
 from precdoctor.diagnosis.families.nonfinite.tensor_causes import backward_cause, forward_cause
 from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, FORWARD_KINDS, TensorRow, path_to
 from precdoctor.diagnosis.survey.step_facts import StepFacts
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.view import Process, RunView, remembered
 
 #: Maximum number of incidents per process; bounds the work on a run that is non-finite again and again.
 MAX_INCIDENTS = 32
@@ -35,15 +35,12 @@ _PHASE_ORDER = [Phase.DATA, Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPT
 _CODE_OF_PHASE = {Phase.DATA: "PD104", Phase.FORWARD: "PD101", Phase.LOSS: "PD103", Phase.BACKWARD: "PD102"}
 
 
+@remembered
 def incidents(view: RunView) -> tuple[Incident, ...]:
     """All incidents of the run, in order of step and phase; computed once per view."""
-    return view.remember("incidents", lambda: tuple(_all_incidents(view)))
-
-
-def _all_incidents(view: RunView) -> list[Incident]:
     found = [i for process in view.processes for i in _process_incidents(view, process)]
     found.sort(key=_priority)
-    return merged_over_ranks_and_time(found)
+    return tuple(merged_over_ranks_and_time(found))
 
 
 def _priority(incident: Incident) -> tuple[object, ...]:

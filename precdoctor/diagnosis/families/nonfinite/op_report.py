@@ -30,8 +30,6 @@ _EXTERNAL_WORDS = {
     "weight": "weight",
     "computed": "the computed weight",
     "buffer": "buffer",
-    "data": "the data, tensor",
-    "variable": "tensor",
 }
 #: Words for a nameless tensor, by the argument of the loss function that it was passed as.
 _ROLE_WORDS = {"target": "the target", "weight": "the weight of the loss function", "pos_weight": "`pos_weight`"}
@@ -242,8 +240,6 @@ def _place_words(view: RunView, culprit: Culprit) -> str:
     replay = culprit.replay
     if replay.phase == "optimizer":
         return "the optimizer step"
-    if replay.by_hand:
-        return "the code that makes gradients"
     if reader := reader_of(replay, culprit.op):
         return f"the code before `{reader}`"
     if not replay.root:

@@ -16,26 +16,3 @@ finds dead layers and why they are dead, PD204 gradients that vanish along layer
 of micro-steps, PD206 about intermediate results that underflow, PD207 about an epsilon above the numbers it guards,
 PD208 about functions at their bound. A sufficient loss scale prevents flushed gradients; PD3xx checks the scale.
 """
-
-from precdoctor.diagnosis.claims.rule import Rule
-from precdoctor.diagnosis.families.underflow import (
-    activation_gradient_underflow,
-    dead_layer,
-    dominant_epsilon,
-    saturated_function,
-    swallowed_underflow,
-    swamped_accumulation,
-    vanishing_gradients,
-    weight_gradient_underflow,
-)
-
-RULES: tuple[Rule, ...] = (
-    activation_gradient_underflow.RULE,
-    weight_gradient_underflow.RULE,
-    dead_layer.RULE,
-    vanishing_gradients.RULE,
-    swamped_accumulation.RULE,
-    swallowed_underflow.RULE,
-    dominant_epsilon.RULE,
-    saturated_function.RULE,
-)

@@ -14,32 +14,3 @@ PD511 a learning rate that decays to nothing long before the run ends.
 
 A module whose name begins with that of a rule is part of that rule; PD502 also uses the counts of PD501.
 """
-
-from precdoctor.diagnosis.claims.rule import Rule
-from precdoctor.diagnosis.families.updates import (
-    adam_eps_dominates,
-    cleared_gradients,
-    decayed_learning_rate,
-    lost_weight_updates,
-    master_weights_apart,
-    no_master_weights,
-    oversized_weight_updates,
-    second_moment_underflow,
-    stalled_average,
-    stalled_second_moment,
-    stalled_state,
-)
-
-RULES: tuple[Rule, ...] = (
-    lost_weight_updates.RULE,
-    no_master_weights.RULE,
-    adam_eps_dominates.RULE,
-    oversized_weight_updates.RULE,
-    stalled_second_moment.RULE,
-    second_moment_underflow.RULE,
-    stalled_average.RULE,
-    master_weights_apart.RULE,
-    stalled_state.RULE,
-    cleared_gradients.RULE,
-    decayed_learning_rate.RULE,
-)

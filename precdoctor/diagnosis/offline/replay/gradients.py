@@ -17,7 +17,7 @@ import pandas as pd
 from precdoctor.diagnosis.offline.replay.updates import Update, updates_of
 from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, magnitudes
 from precdoctor.diagnosis.survey.measures import format_values
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.view import Process, RunView, remembered
 from precdoctor.numerics.arrays import Floats, Ints
 from precdoctor.numerics.formats import FP16, Format
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
@@ -74,14 +74,11 @@ def run_gradients(view: RunView, process: Process, fmt: Format = FP16) -> RunGra
     return RunGradients(process, tuple(updates), gradients, fmt, hypothetical, sampled, bounded)
 
 
+@remembered
 def _modules_in(view: RunView, fmt: Format) -> frozenset[tuple[str, str]]:
     """Return the modules with a gradient in ``fmt``."""
-
-    def read() -> frozenset[tuple[str, str]]:
-        frame = view.measured((), KINDS, where=[("dtype", "==", fmt.dtype)])
-        return frozenset(_modules(frame.iloc[firsts(groups(frame, _MODULE))]))
-
-    return view.remember(f"gradient-modules-{fmt.name}", read)
+    frame = view.measured((), KINDS, where=[("dtype", "==", fmt.dtype)])
+    return frozenset(_modules(frame.iloc[firsts(groups(frame, _MODULE))]))
 
 
 def _modules(frame: pd.DataFrame) -> list[tuple[str, str]]:

@@ -20,8 +20,9 @@ from precdoctor.diagnosis.offline.whatif.keys import KEY_COLUMNS, Keys, TensorKe
 from precdoctor.diagnosis.offline.whatif.recipe import LOSS_SCALED, Recipe
 from precdoctor.diagnosis.offline.whatif.target import Target
 from precdoctor.diagnosis.offline.whatif.trend import Trends, grown
+from precdoctor.diagnosis.survey.arrow_rows import float_column
 from precdoctor.diagnosis.survey.measures import entries
-from precdoctor.numerics.arrays import Floats, Ints
+from precdoctor.numerics.arrays import Ints
 from precdoctor.numerics.group_prediction import tally_groups
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
 from precdoctor.numerics.tally import Bins, Tally, ragged, tally
@@ -166,14 +167,14 @@ class _Collector:
         if not ids.size:
             return
         self._grow(batch, ids)
-        bad = (_numbers(batch, "nan") + _numbers(batch, "pos_inf")) > 0
+        bad = (float_column(batch, "nan") + float_column(batch, "pos_inf")) > 0
         finite, non_finite, filled, numel = self._counts
         np.add.at(non_finite, ids[bad], 1)
         batch, ids = batch.filter(pa.array(~bad)), ids[~bad]
-        step = _numbers(batch, "step").astype(np.int64)
+        step = float_column(batch, "step").astype(np.int64)
         self._rows += ids.size
         np.add.at(finite, ids, 1)
-        np.maximum.at(numel, ids, _numbers(batch, "numel").astype(np.int64))
+        np.maximum.at(numel, ids, float_column(batch, "numel").astype(np.int64))
         kinds = np.array([key.kind for key in self._keys.known])
         rows = _Rows(batch, self._columns, np.isin(kinds, LOSS_SCALED)[ids], (kinds == "fp8_operand")[ids])
         np.add.at(filled, ids[rows.filled], 1)
@@ -234,9 +235,9 @@ class _Rows:
     ) -> None:
         self.batch = batch.select(columns)
         self.loss_scaled, self.quantised = loss_scaled, quantised
-        self.amax, self.amin = _numbers(batch, "amax"), _numbers(batch, "amin_nonzero")
-        self.recorded = _numbers(batch, "scale")
-        self.first = np.nan_to_num(_numbers(batch, "exp_lo")).astype(np.int64)
+        self.amax, self.amin = float_column(batch, "amax"), float_column(batch, "amin_nonzero")
+        self.recorded = float_column(batch, "scale")
+        self.first = np.nan_to_num(float_column(batch, "exp_lo")).astype(np.int64)
         self.lengths, self.counts = entries(batch.column("exp_hist"))
         filled = _sums(self.lengths, self.counts)
         whose, place = ragged(self.lengths)
@@ -251,7 +252,7 @@ class _Rows:
             counted, energy = (self.batch.column(f"{recipe.grouping}_{part}") for part in ("hist", "energy"))
             there = counted.is_valid().to_numpy(zero_copy_only=False)
             columns = *entries(counted), entries(energy)[1], np.where(there, self.elements, 0)
-            found, bins = tally_groups(*columns, _numbers(self.batch, "sum_sq"), recipe.format)
+            found, bins = tally_groups(*columns, float_column(self.batch, "sum_sq"), recipe.format)
             return found, bins, there | ~self.filled
         bins, known = self._bins(recipe)
         return tally(bins, recipe.format), bins, known
@@ -354,14 +355,6 @@ def _exponents(bins: Bins) -> Ints:
     """Return the exponent of each bin's middle, at which it is drawn."""
     middle = np.sqrt(np.maximum(bins.likely_lo, bins.likely_hi / 2.0)) * np.sqrt(np.maximum(bins.likely_hi, 1e-300))
     out: Ints = np.ceil(np.log2(np.maximum(middle, 1e-300)) - 1.0).astype(np.int64)
-    return out
-
-
-def _numbers(batch: pa.RecordBatch, name: str) -> Floats:
-    """Return a column as float64; null becomes NaN. Exact, because step numbers and counts are below 2**53."""
-    out: Floats = (
-        batch.column(name).cast(pa.float64(), safe=False).fill_null(float("nan")).to_numpy(zero_copy_only=False)
-    )
     return out
 
 

@@ -14,7 +14,7 @@ from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.reporting.html import survey as surveys
 from precdoctor.reporting.html.survey import Survey, column_spans, headroom
 from precdoctor.runlog import open_run
-from tests.support.references import statistics_of
+from tests.support.references import histogram_of, statistics_of
 from tests.support.runs import write_run
 
 
@@ -51,7 +51,7 @@ def test_a_total_is_all_rows_with_their_scale_taken_out(tmp_path_factory, given_
         total = found.total(at)
         assert (total.rows, total.left_out) == (len(mine), sum(scale == 3.0 for _, scale in mine))
         assert total.numel == kept.size
-        assert total.histogram == ExponentHistogram.of_values(kept)
+        assert total.histogram == histogram_of(kept)
         assert total.amax == (kept.max() if kept.size else None)
         assert total.amin_nonzero == (kept.min() if kept.size else None)
 
