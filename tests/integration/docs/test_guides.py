@@ -93,7 +93,7 @@ def run_a(tmp_path, monkeypatch):
 
 def test_the_pandas_recipes(run_a):
     found = {}
-    exec(example("recipes.md", "pandas"), found)
+    exec(example("querying.md", "pandas"), found)
     assert found["first"].to_dict("index")["a", "output"] == {"min": 3, "count": 1}
     assert found["by_step"]["b"].tolist() == [(4.0**s / 4) ** 0.5 / 2.0 for s in range(5)]
     assert found["skipped"]["step"].tolist() == [2]
@@ -102,7 +102,7 @@ def test_the_pandas_recipes(run_a):
 def test_the_sql_recipes(run_a):
     pytest.importorskip("duckdb")
     found = {}
-    exec(example("recipes.md", "duckdb"), found)
+    exec(example("querying.md", "duckdb"), found)
     assert found["tightest"]["headroom"].tolist() == pytest.approx([10.999295] * 4, abs=1e-4)
     assert set(found["tightest"]["step"]) == {4}
     assert found["histogram"][["exponent", "elements"]].to_numpy().tolist() == [[-1, 10], [0, 0], [1, 20]]
