@@ -33,7 +33,7 @@ SCREENS = (
     (
         "A clean run",
         "sample_runs/gpt-bf16-healthy/run",
-        "A small GPT in BF16. Nothing is wrong with it.",
+        "A small GPT in BF16. Nothing is wrong with it. (Recorded with `--every 4`; short runs pay tens of percent.)",
         "Nothing needs to be done. To see what was checked, type",
         "precdoctor diagnose RUN --verbose",
     ),
@@ -102,6 +102,24 @@ SCREENS = (
     ),
 )
 
+#: How to read a screen; stands in front of them.
+READING = """
+| on a screen | |
+|---|---|
+| `6 with full statistics` | steps whose tensors were recorded; the others have only loss, rates, norms and scale |
+| `where`, `source` | the module; the line of the op |
+| `seen at` | the line at which the fault was noticed, mostly that of `backward()` |
+| `certainty` | how sure the rule is, and why |
+| `before` | the tensor's largest magnitude (*amax*) on the last steps before the fault |
+| `range` | the number of elements by power of two, from the format's smallest number to its largest |
+| the `┊` inside it | numbers left of it are subnormal; `53 % above` at the end is the share beyond the range |
+| `headroom` | the factor by which amax could grow before it overflows: `2^0` is at the limit, `2^126` far from it |
+| `path` | tensors in the order of execution; `▸` is the first bad one |
+| `also` | findings that this one explains |
+| `do`, `predicted` | the change, and its effect as computed from the log; nobody has tried it |
+| `not applicable` | rules about something that the run does not have: FP8, a loss scaler, several ranks, enough steps |
+"""
+
 
 def rule_pages() -> dict[str, str]:
     """The pages of the rules, the index first: content by path below docs/."""
@@ -144,7 +162,7 @@ def screens() -> str:
     """The page of screens: what `precdoctor diagnose` prints for recorded runs, and what to type next."""
     what = f"What `precdoctor diagnose` prints for {len(SCREENS)} recorded runs on a terminal of {WIDTH} columns"
     where = "The runs are in the repository: the commands work there."
-    parts = ["# Ten screens", f"{what}, and what to type next.\n{where}"]
+    parts = ["# Ten screens", f"{what}, and what to type next.\n{where}", READING.strip()]
     for title, run, about, then, command in SCREENS:
         screen = f"$ precdoctor diagnose {run}\n{printed(DOCS.parent / run)}"
         parts += [f"## {title}", about, f"```text\n{screen}```", then, f"    {command.replace('RUN', run)}"]
