@@ -42,7 +42,7 @@ def diagnose(
     """Report what went wrong numerically, most important first.
 
     Names where it started, why, what to change, and what the log predicts that change to do. Exits with 0 whatever it
-    finds, unless --fail-on is given, and with 3 when the log supports no verdict.
+    finds, even if the command failed, unless --fail-on is given; with 3 if the log cannot be read or holds nothing.
     """
     from precdoctor.diagnosis.engine import diagnose_view, resolve_options, view_of
     from precdoctor.diagnosis.ranking.verdict import exit_code

@@ -9,7 +9,10 @@ import typer
 
 from precdoctor.cli.values import OUTPUT_FORMATS
 
-NewestRun = Annotated[Path | None, typer.Argument(help="Run directory; default: the newest one.", metavar="[RUN]")]
+NewestRun = Annotated[
+    Path | None,
+    typer.Argument(help="Run directory; default: the newest one in precdoctor-runs/.", metavar="[RUN]"),
+]
 Command = Annotated[
     list[str] | None, typer.Argument(help="What to run: a command, or a script for this Python.", metavar="COMMAND")
 ]

@@ -57,7 +57,10 @@ def record(
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(help="Maximum recording overhead, as a share of training time; default: 1%.", metavar="PERCENT"),
+        typer.Option(
+            help="Recording overhead to aim at in a long run, as a share of training time; default: 1%.",
+            metavar="PERCENT",
+        ),
     ] = None,
     ranks: Annotated[
         str | None, typer.Option(help="Record all ranks (the default), 0, or those in a list.", metavar="all|0|LIST")
@@ -121,7 +124,11 @@ def record(
         ),
     ] = None,
     max_disk: Annotated[
-        str | None, typer.Option(help="Stop recording, not training, at this size per rank.", metavar="SIZE")
+        str | None,
+        typer.Option(
+            help="Stop recording, not training, at this size per rank, such as 2GB; a number alone is bytes.",
+            metavar="SIZE",
+        ),
     ] = None,
     apply: Annotated[
         Path | None,

@@ -47,7 +47,11 @@ def whatif(
     run: options.NewestRun = None,
     number_format: Annotated[
         str | None,
-        typer.Option("--format", help="e4m3 (default), e5m2, mxfp8, nvfp4, fp16, bf16 ...", metavar="NAME"),
+        typer.Option(
+            "--format",
+            help="e5m2, mxfp8, nvfp4, fp16 ...; default: e4m3, with --recipe hybrid, with --loss-scaler fp16.",
+            metavar="NAME",
+        ),
     ] = None,
     scaling: Annotated[
         str | None,
