@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from precdoctor.errors import INTERRUPTED, PrecdoctorError, UsageError, did_you_mean
 
@@ -105,11 +106,19 @@ def _sentence(error: Exception) -> str:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "precdoctor"
     if context is not None and (flag := getattr(error, "option_name", None)) and hasattr(error, "possibilities"):
-        flags = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
+        flags = _flags(context.command)
+        if flag in _flags(context.find_root().command):
+            return f"{flag} comes before the command: precdoctor {flag} {context.command.name}"
         message = f"no such option: {flag}{did_you_mean(flag, flags)}"
     elif context is not None and (unknown := re.match(r"No such command '(.*?)'", message)):
+        if unknown[1].endswith(".py"):
+            return f"no such command: {unknown[1]}; to record it, type: precdoctor record -- python {unknown[1]}"
         message = f"no such command: {unknown[1]}{did_you_mean(unknown[1], context.command.list_commands(context))}"
     return f"{message}{'' if message.endswith('?') else ';'} see {path} --help"
+
+
+def _flags(command: Any) -> list[str]:
+    return [name for parameter in command.params for name in parameter.opts if name.startswith("--")]
 
 
 def _say(message: object, status: int) -> int:

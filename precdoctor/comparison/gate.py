@@ -19,7 +19,7 @@ from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, RuleOutcome,
 from precdoctor.diagnosis.claims.rule import Options, Rule
 from precdoctor.diagnosis.engine import RuleOptions, diagnose_view, resolve_options, view_of
 from precdoctor.diagnosis.ranking.ending import ending, facts_of_end
-from precdoctor.diagnosis.ranking.verdict import ExitCode, at_or_above, exit_code, untrustworthy, worst
+from precdoctor.diagnosis.ranking.verdict import ExitCode, at_or_above, exit_code, too_few_steps, untrustworthy, worst
 from precdoctor.diagnosis.registry import RULES, select
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.runlog.reader import Run
@@ -166,7 +166,12 @@ def gate(
         exit_code=int(code),
         untrustworthy=tuple(r for c in closed for r in c.reasons) + tuple(distrust),
         notes=(
-            *(*_endings(views, closed), *notes, *provenance_differences(yardstick.provenance, views[0])),
+            *(
+                *_endings(views, closed),
+                *_short_runs(closed),
+                *notes,
+                *provenance_differences(yardstick.provenance, views[0]),
+            ),
             *dict.fromkeys(note for j in judged for note in j.notes),
             *unused_notes(allowances, day, used),
         ),
@@ -363,6 +368,12 @@ def _endings(views: Sequence[RunView], closed: Sequence[_RunVerdict]) -> list[st
         if its.code is not ExitCode.UNTRUSTWORTHY or untrustworthy(its.diagnosis) != ending(its.diagnosis.run)
     ]
     return [sentence for sentence in sentences if sentence is not None]
+
+
+def _short_runs(closed: Sequence[_RunVerdict]) -> list[str]:
+    """A remark for each run that is too short to pass for healthy."""
+    short = ((its.diagnosis.run.get("path"), too_few_steps(its.diagnosis)) for its in closed)
+    return [f"{few} in {path}: growth, dead layers, updates" for path, few in short if few]
 
 
 def _merged_recorder(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

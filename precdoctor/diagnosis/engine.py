@@ -68,6 +68,11 @@ def view_of(run: Run) -> RunView:
     """
     view = RunView(run)
     if view.steps.empty:
+        if run.is_being_written:
+            raise NothingRecordedError(
+                f"{run.origin} has no step yet, but its command is still running; "
+                f"try again when it trains, or type: precdoctor watch {quoted_path(run.path)}"
+            )
         if not run.ranks:
             raise NothingRecordedError(f"{run.origin} holds nothing: {why_nothing_attached(run.attach_lines())}")
         why = "no optimizer stepped (torch.func alone, and a step compiled as a whole, cannot be followed)"

@@ -52,10 +52,10 @@ def finding_view(finding: Finding, console: Console) -> RenderableType:
     ]
     for prescription in finding.prescriptions:
         parts += ["", _grid([("do", _prescription(prescription))])]
-        if prescription.snippet.strip():  # not inside the grid, so that few lines wrap and all can be copied
+        if prescription.snippet.strip():  # not inside the grid, and never wrapped, so that it can be copied
             code = fitted(clean_block(prescription.snippet.strip("\n")), console.width - _INDENT)
-            snippet = Text(code, "pd.code")
-            parts.append(Padding(snippet, (1, 0, 0, _INDENT)))
+            indented = textwrap.indent(code, " " * _INDENT)
+            parts += ["", Text(indented, "pd.code", no_wrap=True, overflow="ignore")]
     if resume := finding.resume_words:
         parts += ["", _grid([("resume", Text(clean(resume)))])]
     return Group(*parts)

@@ -48,7 +48,10 @@ def print_gate(report: GateReport, console: Console, *, concise: bool = False) -
         checks = sorted((c for c in checks if not concise or c.passed is False), key=_urgency)
         against = f", against {report.baseline}" if report.baseline else ""
         console.print(Text(f"\n{clean(run)}{clean(against)}", "pd.strong"), soft_wrap=True)
-        if checks:
+        if checks and concise:  # a line each, for grep
+            for check in _shortened(checks):
+                console.print(Text(f"  {clean(check.check)}  {_words(check)}"), soft_wrap=True)
+        elif checks:
             console.print(Padding(_table(_shortened(checks), console), (0, 0, 0, 2)))
         elif concise:
             console.print(Text("  nothing to report", "pd.quiet"))

@@ -78,6 +78,8 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
     open_ranks = [p for p in summary.processes if not p["complete"]]
     early = next((p["cut_short"] for p in summary.processes if p["cut_short"]), None)
     how = f"before the training ended: {clean(early, 160)}" if early else "cleanly"
+    if not summary.processes:
+        how = "no process has recorded anything yet"
     yield "closed", f"not by {_names(open_ranks)}" if open_ranks else how
 
 

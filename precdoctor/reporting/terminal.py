@@ -12,6 +12,7 @@ from rich.text import Text
 
 from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, RuleOutcome, Severity, Status
 from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.ranking.verdict import too_few_steps
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.finding_view import finding_view, note_view, place
 from precdoctor.reporting.run_head import print_ending, run_facts
@@ -21,9 +22,6 @@ from precdoctor.runlog.shell import quoted_path
 
 #: Findings beyond this many are named on one line each; `--output-format json` has them all.
 FULL_FINDINGS = 8
-#: Fewest steps for a trustworthy "No findings": rules that follow a run over its steps (growth, explosions, dead
-#: layers, updates) need 6 to 8.
-ENOUGH_STEPS = 8
 #: Mark, its ASCII form and style, by status.
 MARKS = {
     Status.PASSED: ("✓", "ok", "pd.good"),
@@ -45,7 +43,7 @@ def print_full(diagnosis: Diagnosis, console: Console, *, verbose: bool = False)
     heavy = [f for f in diagnosis.findings if f not in notes]
     for finding in heavy[:FULL_FINDINGS]:
         console.print()
-        console.print(finding_view(finding, console))
+        console.print(finding_view(finding, console), crop=False)
     rest = heavy[FULL_FINDINGS:]
     if rest:
         console.print(f"\n{plural(len(rest), 'more finding')}:")
@@ -96,10 +94,8 @@ def verdict_line(diagnosis: Diagnosis) -> str:
 
 def _no_findings(diagnosis: Diagnosis) -> str:
     """``No findings``, with a caveat if the run had too few steps."""
-    steps = diagnosis.run.get("steps")
-    if not isinstance(steps, int) or not 0 < steps < ENOUGH_STEPS:
-        return "No findings"
-    return f"No findings, but {plural(steps, 'step')} {'is' if steps == 1 else 'are'} too few to judge"
+    few = too_few_steps(diagnosis)
+    return f"No findings, but {few}" if few else "No findings"
 
 
 def _finding_line(finding: Finding) -> Text:

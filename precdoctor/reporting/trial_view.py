@@ -33,7 +33,7 @@ def verdict(trial: Trial) -> str:
     if trial.doubts:
         return f"The plan cannot be judged: {trial.doubts[0]}."
     modules = plural(len(trial.plan.modules), "module")
-    gap = "" if trial.gap is None else f": {_gap(trial.gap)}"
+    gap = "" if trial.gap is None else f": loss gap {_gap(trial.gap)}"
     return f"The plan holds for {modules} over {plural(trial.steps, 'step')}{gap}."
 
 

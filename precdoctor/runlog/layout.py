@@ -137,7 +137,9 @@ def _make_room(path: Path, *, force: bool) -> None:
     if not entries:
         return
     if not force:
-        raise RunExistsError(f"{path} already exists; give another directory with -o, or replace it with --force")
+        raise RunExistsError(
+            f"{path} already exists; give another directory with -o, or replace it with --force (in Python: force=True)"
+        )
     own = {RUN_FILE, ATTACH_FILE, HALT_FILE} | ({AUTOPSY_DIR} if _is_ours(path / AUTOPSY_DIR / RUN_FILE) else set())
     foreign = [name for name in entries if name not in own and not RANK_DIR.fullmatch(name)]
     if RUN_FILE not in entries or not _is_ours(path / RUN_FILE):
@@ -249,6 +251,8 @@ def read_run_info(run: Path) -> dict[str, Any]:
         if not _is_regular(run / RUN_FILE) and _may_search(run):
             inside = _runs_in(run)
             hint = f"name a run in it, such as {max(inside)[2]}" if inside else _RECORD_HINT
+            if RANK_DIR.fullmatch(run.name) and _is_regular(run.parent / RUN_FILE):
+                hint = f"name the run itself: {run.parent}"
             raise RunNotFoundError(f"{run} is not a run directory: it holds no {RUN_FILE}; {hint}")
         info = read_json(run / RUN_FILE)
     except OSError as error:

@@ -33,6 +33,7 @@ from precdoctor.runlog.layout import (
     read_run_info,
     refuse_newer,
 )
+from precdoctor.runlog.lock import is_locked
 from precdoctor.runlog.part_cache import PartCache
 from precdoctor.runlog.parts import joined
 from precdoctor.runlog.pieces import Piece, pieces_of, rank_rows
@@ -139,6 +140,11 @@ class Run:
     def is_copy(self) -> bool:
         """Whether the run was copied from a store into a directory of this machine."""
         return self.origin != str(self.path)
+
+    @property
+    def is_being_written(self) -> bool:
+        """Whether its command, or a process that records, is still running on this machine."""
+        return any(map(is_locked, (self.path.resolve(), *(r.directory for r in self.ranks if r.end is None))))
 
     @cached_property
     def ranks(self) -> list[RankLog]:

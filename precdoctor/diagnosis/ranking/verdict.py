@@ -16,10 +16,14 @@ import enum
 from collections.abc import Iterable
 
 from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, Severity, Status
+from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.ranking.ending import ending, failed
 from precdoctor.errors import UsageError
 
 LEVELS = ("error", "warning")
+#: Fewest steps, and steps with full statistics, for a trustworthy "No findings": rules that follow a run over its steps
+#: (growth, explosions, dead layers, updates) need 6 to 8.
+_ENOUGH_STEPS, _ENOUGH_SAMPLES = 8, 6
 
 
 class ExitCode(enum.IntEnum):
@@ -61,6 +65,15 @@ def untrustworthy(diagnosis: Diagnosis) -> str | None:
         return f"{lacking[0].code} {lacking[0].name} could not be judged: {lacking[0].reason}"
     if not diagnosis.run.get("complete", True):
         return "the run was killed or is still running: its log was never closed"
+    return None
+
+
+def too_few_steps(diagnosis: Diagnosis) -> str | None:
+    """Return a clause on a run that is too short for "no findings" to mean much; None for longer ones."""
+    for key, least, kind in (("steps", _ENOUGH_STEPS, ""), ("sampled_steps", _ENOUGH_SAMPLES, " with full statistics")):
+        count = diagnosis.run.get(key)
+        if isinstance(count, int) and 0 < count < least:
+            return f"{plural(count, 'step')}{kind} {'is' if count == 1 else 'are'} too few to judge"
     return None
 
 

@@ -66,7 +66,8 @@ def command_line(arguments: Sequence[str], module: str | None) -> list[str]:
 
 def _require_script(script: str) -> None:
     if not Path(script).exists():
-        raise UsageError(f"no script {script!r} in {Path.cwd()}; check the path")
+        advice = "leave out the quotes" if " " in script else "check the path"
+        raise UsageError(f"no script {script!r} in {Path.cwd()}; {advice}")
 
 
 def _why_no_program(name: str) -> str:

@@ -32,7 +32,7 @@ def test_the_plan_comes_before_or_between_options_and_the_command_last(arguments
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     assert main(["trial", *arguments]) == 2
-    assert "nothing.toml cannot be read: No such file or directory; write one with" in capsys.readouterr().err
+    assert "there is no plan nothing.toml; write one with" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

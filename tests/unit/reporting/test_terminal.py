@@ -20,7 +20,7 @@ from precdoctor.diagnosis.claims.finding import (
     Status,
 )
 from precdoctor.reporting.console import PIPED_WIDTH, make_console
-from precdoctor.reporting.terminal import ENOUGH_STEPS, FULL_FINDINGS, print_concise, print_full, verdict_line
+from precdoctor.reporting.terminal import FULL_FINDINGS, print_concise, print_full, verdict_line
 from tests.support.diagnoses import BROKEN, CLEAN, OVERFLOW, UNDERFLOW, UNKNOWN
 from tests.support.hostile import NAMES
 from tests.support.offenders import check_each
@@ -218,12 +218,30 @@ def test_every_rule_is_listed_when_asked_for():
     assert all(r.code in printed(BROKEN, verbose=True) for r in BROKEN.rules)
 
 
+def test_a_snippet_is_never_wrapped():
+    line = "raise ValueError(f'the data holds non-finite samples: {bad.nonzero().flatten().tolist()}')"
+    code = f"if bad.any():\n    {line}\n"
+    finding = BROKEN.findings[0]
+    long = dataclasses.replace(finding.prescriptions[0], snippet=code)
+    text = printed(
+        dataclasses.replace(BROKEN, findings=(dataclasses.replace(finding, prescriptions=(long,)),)), width=60
+    )
+    assert f"\n    if bad.any():\n        {line}\n" in text
+
+
+def test_few_steps_with_full_statistics_are_no_clean_run_either():
+    run = {**CLEAN.run, "first_step": 0, "last_step": 90, "steps": 90, "sampled_steps": 2}
+    assert "No findings, but 2 steps with full statistics are too few to judge." in " ".join(
+        printed(dataclasses.replace(CLEAN, run=run)).split()
+    )
+
+
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
         (1, "No findings, but 1 step is too few to judge."),
-        (ENOUGH_STEPS - 1, f"No findings, but {ENOUGH_STEPS - 1} steps are too few to judge."),
-        (ENOUGH_STEPS, "No findings."),
+        (7, "No findings, but 7 steps are too few to judge."),
+        (8, "No findings."),
     ],
 )
 def test_a_run_too_short_to_judge_is_no_clean_one(steps, said):

@@ -86,7 +86,7 @@ def check(view: RunView, options: Options) -> Checked:
     judged = [o for o in found.values() if o.numel >= options["min_elements"]]
     longest = max((len(o.scaled) for o in judged), default=0)
     if longest < 2 * options["min_points"]:
-        return Checked((), f"{seen_words(found)}: too few steps of known scale for a trend")
+        return Checked.not_applicable(f"{seen_words(found)}: too few steps of known scale for a trend")
     trends = [(o, trend) for o in judged if (trend := _amax_trend(o, options)) is not None]
     growing = [g for o, trend in trends if (g := _with_forecast(o, trend, options)) is not None]
     if not trends:

@@ -90,7 +90,7 @@ def check(view: RunView, options: Options) -> Checked:
     longest = max(len(h.amax) for h in histories.values())
     seen = plural(len(histories), "activation")
     if longest < 2 * options["min_points"]:
-        return Checked((), f"{seen} on {plural(longest, 'step')}: too few for a trend")
+        return Checked.not_applicable(f"{seen} on {plural(longest, 'step')}: too few for a trend")
     growing = {k: trend for k, h in histories.items() if (trend := _amax_trend(h, options)) is not None}
     coarse = {} if growing else _coarse_logits(view, options)
     if coarse:

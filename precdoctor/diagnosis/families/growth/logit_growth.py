@@ -137,7 +137,7 @@ def check(view: RunView, options: Options) -> Checked:
     longest = max(map(len, histories.values()))
     seen = plural(len(histories), "softmax")
     if longest < _MIN_POINTS:
-        return Checked((), f"{seen} on {plural(longest, 'step')}: too few for a trend")
+        return Checked.not_applicable(f"{seen} on {plural(longest, 'step')}: too few for a trend")
     loss = loss_progress(view)
     cases = {k: case for k, h in histories.items() if (case := _case(h, options, loss)) is not None}
     if not cases:

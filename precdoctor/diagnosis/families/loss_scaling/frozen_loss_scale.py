@@ -60,7 +60,7 @@ def check(view: RunView, options: Options) -> Checked:
     longest = max(s.growth_tracker or 0 for _, steps in courses for s in steps)
     count = sum(len(steps) for _, steps in courses)
     if count < options["min_steps"] and not longest:
-        return Checked((), f"{plural(count, 'scaled step')}: too few (fewer than {options['min_steps']:g})")
+        return Checked.not_applicable(f"{plural(count, 'scaled step')}: too few (fewer than {options['min_steps']:g})")
     return Checked((), f"{plural(count, 'scaled step')}: the scaler counted up to {plural(longest, 'clean step')}")
 
 

@@ -52,7 +52,7 @@ def check(view: RunView, options: Options) -> Checked:
     if view.missing is not None:
         return Checked.indeterminate(f"no FP16 tensor was recorded, but {view.missing}")
     if count < options["min_steps"]:
-        return Checked((), f"{plural(count, 'scaled step')}: too few")
+        return Checked.not_applicable(f"{plural(count, 'scaled step')}: too few")
     process, steps = max(courses, key=lambda item: (sum(s.skipped for s in item[1]), -item[0].rank))
     skipped = [s for s in steps if s.skipped]
     tensors, _ = view.tensor_count(("output", "grad_output", "weight_grad"))

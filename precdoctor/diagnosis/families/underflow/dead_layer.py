@@ -128,7 +128,7 @@ def check(view: RunView, options: Options) -> Checked:
     most = max(g.steps for g in gradients.values())
     seen = f"the gradients of {plural(len(gradients), 'weight matrix')} on {plural(most, 'step')}"
     if most < (least := options["min_steps"]):
-        return Checked((), f"{seen}: too few steps")
+        return Checked.not_applicable(f"{seen}: too few steps")
     dead = _dead(gradients, least, _MIN_DEAD) or _blocked(view, gradients, least)
     saturated = {} if dead else find_saturated_layers(view, steps, options["saturated_share"], _MIN_SHARE)
     from_start = any(g.dead_steps == g.steps for g in dead.values())

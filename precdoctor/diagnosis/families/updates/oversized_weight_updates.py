@@ -129,9 +129,9 @@ def check(view: RunView, options: Options) -> Checked:
     guilty: Mapping[Parameter, Weight] = {p: w for p, w in large.items() if not w.finds_its_size(options["sized"])}
     start = None if guilty else _replaced_at_start(view, options)
     if not guilty and start is None:
-        few = steps < options["min_steps"]
-        worst = max(w.ratio for w in weights.values())
-        return Checked((), f"{seen}, too few for a median" if few else f"{seen}: at most {worst:.2g} of the weight")
+        if steps < options["min_steps"]:
+            return Checked.not_applicable(f"{seen}, too few for a median")
+        return Checked((), f"{seen}: at most {max(w.ratio for w in weights.values()):.2g} of the weight")
     guilty = start.weights if start is not None else guilty
     finding = _finding(view, guilty, len(weights), options, start)
     limit = options["ratio" if start is None else "early_ratio"]

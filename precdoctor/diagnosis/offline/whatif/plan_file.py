@@ -88,10 +88,12 @@ def load(file: Path) -> PlanFile:
     """
     try:
         document = _json(file) if file.suffix == ".json" else read_toml(file, MAX_BYTES)
-    except OSError as error:
+    except FileNotFoundError:
         raise UsageError(
-            f"{file} cannot be read: {error.strerror}; write one with: precdoctor whatif RUN --plan -o {file}"
+            f"there is no plan {file}; write one with: precdoctor whatif RUN --plan -o plan.toml"
         ) from None
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}; name a plan that can") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from None
     modules = document.get("modules")

@@ -115,7 +115,9 @@ def forecast_states(
     eps = max((e for g in groups if (e := number(g.get("eps"))) is not None), default=_USUAL_EPS)
     beta2 = max((b for g in groups if (b := beta2_of(g)) is not None), default=_USUAL_BETA2)
     if not view.places("opt_state"):
-        raise UsageError("--state: the run has no optimizer state; record one with an optimizer that keeps any (Adam)")
+        raise UsageError(
+            "--state: the log holds no optimizer state; record a longer run, of an optimizer that keeps any (Adam)"
+        )
     answer = forecast(run, Question(recipe, kinds=("opt_state",), module=module, steps=steps))
     states = [_state(f, recipe, eps) for f in answer.forecasts]
     states.sort(key=lambda s: (-(s.effect.doubled.estimate if s.effect else 0.0), -s.forecast.flushed, s.parameter))
