@@ -23,7 +23,10 @@ def note(run: str, event: str, message: str | None = None) -> None:
         message: for ``error`` the reason; for ``model`` where it was called, if that was inside torch.func; else None.
     """
     said = "null" if message is None else _quoted(message)
-    where = _quoted(sys.executable or "")
+    where = sys.executable or ""
+    if '"redact_names": true' in os.environ.get("PRECDOCTOR_OPTIONS", ""):
+        where = where.rpartition("/")[2]
+    where = _quoted(where)
     line = f'{{"pid": {os.getpid()}, "executable": {where}, "event": "{event}", "message": {said}}}\n'
     try:
         # pathlib would be one more import

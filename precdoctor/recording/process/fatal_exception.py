@@ -106,7 +106,7 @@ def fatal_exception(*, redact: bool = False) -> dict[str, Any] | None:
     Python stores an uncaught exception before it calls ``sys.excepthook``; ``sys.exit`` stores none.
 
     Args:
-        redact: leave out the message.
+        redact: leave out the message, and of the file all but its name.
     """
     error = _uncaught()
     if not isinstance(error, BaseException):
@@ -115,7 +115,8 @@ def fatal_exception(*, redact: bool = False) -> dict[str, Any] | None:
     if not redact and (message := _message(error)):
         found["message"] = message[:_LONGEST]
     if (place := _last_line_of_user(_TRACEBACK.__get__(error))) is not None:
-        found["file"], found["line"] = place
+        file, found["line"] = place
+        found["file"] = file.rpartition("/")[2] if redact else file
     return found
 
 

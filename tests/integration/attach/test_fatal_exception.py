@@ -65,7 +65,14 @@ def test_a_label_out_of_range_is_named_and_the_gate_does_not_pass(tmp_path, caps
 
 
 def test_messages_and_names_can_be_left_out(tmp_path):
-    assert recorded(tmp_path, "label", "--redact-names")[1].keys() == {"type", "file", "line"}
+    script(tmp_path / "elsewhere", "loss.py", "import torch\n\n\ndef loss(x):\n    raise ValueError(x)\n")
+    text = "import sys\nsys.path.insert(0, '../elsewhere')\nimport loss\nimport training\n"
+    script(tmp_path / "here", "train.py", f"{text}training.train(1)\nloss.loss(1)\n")
+    found = record(tmp_path / "here", "--redact-names", "--", "python", "train.py")
+    exception = json.loads((found.run / "rank-00000" / "end.json").read_text()).get("exception")
+    assert exception == {"type": "ValueError", "file": "loss.py", "line": 5}
+    notes = (found.run / "attach.jsonl").read_text().splitlines()
+    assert all("/" not in json.loads(line)["executable"] for line in notes)
 
 
 def test_the_text_of_a_class_of_others_is_not_asked_for(tmp_path):

@@ -12,6 +12,7 @@ from precdoctor.cli import main
 from precdoctor.diagnosis.ranking.ending import end_of_run, ending
 from precdoctor.reporting.live.watcher import Phase, Watcher
 from precdoctor.runlog import open_run
+from precdoctor.runlog.lock import DirectoryLock
 from tests.support.runs import write_run
 
 STEPS = [{"step": n, "loss": 1.0, "sampled": True} for n in range(4)]
@@ -86,6 +87,18 @@ def test_a_run_without_a_process_tells_how_far_the_command_got(tmp_path, capsys)
     (run / "attach.jsonl").write_text('{"event": "boot"}\n')
     assert main(["diagnose", str(run)]) == 3
     assert "holds nothing: the command never imported torch\n" in capsys.readouterr().err
+
+
+def test_a_run_that_is_still_starting_is_not_called_empty(tmp_path, capsys):
+    run = write_run(tmp_path / "r")
+    shutil.rmtree(run / "rank-00000")
+    (run / "attach.jsonl").write_text('{"event": "boot"}\n')
+    lock = DirectoryLock(run)  # as the command holds it
+    assert main(["diagnose", str(run)]) == 3
+    assert "has no step yet, but its command is still running; try again" in capsys.readouterr().err
+    assert main(["show", str(run)]) == 0
+    assert "no process has recorded anything yet" in capsys.readouterr().out
+    lock.release()
 
 
 def test_a_log_that_was_not_closed_is_not_called_running_once_the_command_has_ended(tmp_path, capsys):

@@ -45,6 +45,8 @@ def test_concise_leaves_out_what_passed():
     text = printed(CHECKS, 1, concise=True)
     assert "PD804" in text and "PD803" not in text and "PD101" not in text
     assert "nothing to report" in printed([check()], 0, concise=True)
+    long = printed([check(found="x" * 300, passed=False)], 1, concise=True)
+    assert any("x" * 300 in line and "expected" in line for line in long.splitlines()), "a line each, for grep"
 
 
 def test_the_worst_of_many_subjects_and_where_to_look_first():
