@@ -166,14 +166,12 @@ def gate(
         exit_code=int(code),
         untrustworthy=tuple(r for c in closed for r in c.reasons) + tuple(distrust),
         notes=(
-            *(
-                *_endings(views, closed),
-                *_short_runs(closed),
-                *notes,
-                *provenance_differences(yardstick.provenance, views[0]),
-            ),
+            *_endings(views, closed),
+            *notes,
+            *provenance_differences(yardstick.provenance, views[0]),
             *dict.fromkeys(note for j in judged for note in j.notes),
             *unused_notes(allowances, day, used),
+            *_short_runs(closed),
         ),
         baseline_runs=yardstick.run_names,
         suspects=tuple(suspects([line for j in judged for line in j.lines])),
@@ -371,9 +369,9 @@ def _endings(views: Sequence[RunView], closed: Sequence[_RunVerdict]) -> list[st
 
 
 def _short_runs(closed: Sequence[_RunVerdict]) -> list[str]:
-    """A remark for each run that is too short to pass for healthy."""
-    short = ((its.diagnosis.run.get("path"), too_few_steps(its.diagnosis)) for its in closed)
-    return [f"{few} in {path}: growth, dead layers, updates" for path, few in short if few]
+    """A remark if a run is too short to pass for healthy."""
+    few = (too_few_steps(its.diagnosis) for its in closed)
+    return list(dict.fromkeys(f"{words} growth, dead layers and updates" for words in few if words))
 
 
 def _merged_recorder(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
