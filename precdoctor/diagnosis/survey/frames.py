@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -98,7 +98,7 @@ def step_values(frame: pd.DataFrame, values: Mapping[tuple[Process, int], float]
     return found
 
 
-def on_steps(frame: pd.DataFrame, steps: set[tuple[Process, int]]) -> Mask:
+def on_steps(frame: pd.DataFrame, steps: Collection[tuple[Process, int]]) -> Mask:
     """Mask of the rows of these steps, shape ``(rows,)``."""
     mask: Mask = step_values(frame, dict.fromkeys(steps, 1.0)) == 1.0
     return mask

@@ -226,7 +226,9 @@ class GradientLooks:
             self._look_at(parameters, self._clipped)
         if (number := clipping.number(limit)) is not None:
             recorder.current.clip_norm = number
-            recorder.current.clipped_before_unscale = self._scalers.still_scaled(parameters)
+            # A second clip finds what the first one wrote.
+            early = recorder.current.clipped_before_unscale or self._scalers.still_scaled(parameters)
+            recorder.current.clipped_before_unscale = early
 
     def _have_rows(self, parameters: list[Tensor]) -> bool:
         """Return whether a sampled step has rows of all these gradients as the backward pass delivered them."""

@@ -64,7 +64,11 @@ class Scalers:
         self._patch(kind)
 
     def still_scaled(self, parameters: Iterable[Tensor]) -> bool | None:
-        """Return whether one of these parameters' gradients still carries a loss scale; None if no scaler is in use."""
+        """Return whether one of these parameters' gradients still carries a loss scale.
+
+        False if the script has written to gradients after the backward pass: it unscales by hand. None if no scaler is
+        in use, and before the first step.
+        """
         if not (in_use := self.in_use.keys()):
             return None
         stages = {
@@ -74,7 +78,8 @@ class Scalers:
             if state["stage"].value  # OptState: 0 is READY, 1 UNSCALED, 2 STEPPED
         }
         if 1 not in stages.values():
-            return True
+            written = self._kept.written_since_backward()
+            return None if written is None else not written
         optimizers = [self._optimizer_of(key) for key in stages]
         if any(o is None for o in optimizers):  # an optimizer is unknown before its first step
             return False

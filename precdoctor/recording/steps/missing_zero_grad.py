@@ -25,71 +25,13 @@ from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.slots.deferred import Deferred, defer, is_capturing, read
 from precdoctor.recording.steps.rescaled_sums import RescaledSums
+from precdoctor.recording.steps.scaled_losses import ScaledLosses
 
-#: Most losses remembered between two steps of a scaler.
-_MAX_GIVEN = 64
 #: Steps in a row with kept gradients before they are confirmed by a comparison and reported.
 ENOUGH: Final = 8
 #: Number of gradients that are copied for the comparison, smallest first, and their most elements in all.
 _COPIED: Final = 8
 _MOST_ELEMENTS: Final = 1 << 20
-
-
-class ScaledLosses:
-    """Counts a scaler's steps whose backward passes all started from a loss given to ``scale``, not from its result."""
-
-    def __init__(self, context: StepContext) -> None:
-        self._context = context
-        context.when_forked.append(self._forget)
-        self._forget()
-
-    def _forget(self) -> None:
-        self._given: list[weakref.ref[Tensor]] = []
-        #: Backward passes since the last step, and how many of them started from an unscaled loss.
-        self._passes = self._unscaled = 0
-        self._attempts = self._steps = 0
-        #: File and line of the ``backward`` call in the first such step.
-        self._line: tuple[str | None, int | None] = None, None
-
-    def given(self, losses: Any) -> None:
-        """Remember the losses that ``scale`` is given."""
-        if len(self._given) < _MAX_GIVEN:
-            self._given += [weakref.ref(x) for _, x in tensor_leaves.tensors(losses)]
-
-    def backward_begins(self, roots: list[Any]) -> None:
-        if not self._given:
-            self._passes += 1
-            return
-        given = [known for x in self._given if (known := x()) is not None]
-        self._passes += 1
-        self._unscaled += bool(roots) and all(any(root is x for x in given) for root in roots)
-
-    def stepped(self) -> None:
-        """At the end of a scaler's ``step``, skipped or not, count it; report the first with unscaled losses only."""
-        if not self._passes:
-            return  # a step of another optimizer after the same passes
-        unscaled = self._unscaled == self._passes
-        self._attempts += 1
-        self._steps += unscaled
-        self._given.clear()
-        self._passes = self._unscaled = 0
-        if unscaled and self._steps == 1:
-            facts = self._context.current
-            self._line = facts.backward_file, facts.backward_line
-            self._report()
-
-    def run_ends(self) -> None:
-        if self._steps > 1:
-            self._report()
-
-    def _report(self) -> None:
-        data = {
-            "message": "a scaler unscales gradients of losses that went into backward without its scale",
-            "what": "scale-unused",
-            "steps": self._steps,
-            "of": self._attempts,
-        }
-        self._context.event("warning", file=self._line[0], line=self._line[1], data=data)
 
 
 @dataclass(slots=True, eq=False)
@@ -203,6 +145,11 @@ class KeptGradients:
                 watch.look()
                 if self._context.live and watch.sums.expected and (optimizer := watch.optimizer()) is not None:
                     watch.sums.measure(parameters_of(optimizer))
+
+    def written_since_backward(self) -> bool | None:
+        """Return whether the script wrote to a watched gradient after its backward pass; None before the first step."""
+        seen = [w.state for w in self._watches.values() if w.passes and w.state is not None]
+        return any(s.gradient() is not None and not s.untouched for s in seen) if seen else None
 
     # --- steps -------------------------------------------------------------------------------------------------------
 

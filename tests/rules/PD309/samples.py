@@ -26,6 +26,14 @@ def clipped() -> Training:
     return given(lambda s: (0.5, 0.02, 1 / 8192, 0.003)[s % 4], clip=1.0)
 
 
+def by_hand() -> Training:
+    """Divided by hand, clipped from a norm of 4 to 1, and divided once more by the scaler."""
+    run = given(lambda _: 0.25 / 8192, clip=1.0)
+    for row in run.step_rows.values():
+        row.update(grad_norm=4.0)
+    return run
+
+
 def divided_by_the_micro_steps() -> Training:
     """Sixteen of them, and the scale is sixteen as well."""
     return given(lambda _: 1 / 16, scale=16.0)
@@ -117,6 +125,7 @@ FIRING = {
         says=("8192", "train.py:36", "limit 80 %"),
         evidence={"unscaled_loss_share": 1.0, "given_share": 1 / 8192},
     ),
+    "by_hand_before_a_clip": Sample(by_hand, 0, kind=None, bare=True, says=("unscaled twice", "gets 0.000122 of them")),
     "twice": Sample(
         lambda: given(lambda _: 1 / 8192), 0, kind=None, bare=True, says=("unscaled twice", "8192", "0.000122", "limit")
     ),

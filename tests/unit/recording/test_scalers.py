@@ -18,7 +18,8 @@ def training():
     optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in layers]
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     recorder = types.SimpleNamespace(when_forked=[])
-    scalers = Scalers(recorder, None, None, None, None, {id(o): o for o in optimizers}.get)
+    kept = types.SimpleNamespace(written_since_backward=lambda: False)
+    scalers = Scalers(recorder, kept, None, None, None, {id(o): o for o in optimizers}.get)
     scaler.scale(layers[1](layers[0](torch.ones(2, 3))).sum()).backward()
     scalers.in_use.put(scaler, True)
     return scalers, scaler, optimizers, layers
@@ -32,6 +33,13 @@ def test_unknown_without_a_scaler(training):
     scalers, scaler, _, layers = training
     scalers.in_use.drop(scaler)
     assert scalers.still_scaled(parameters(*layers)) is None
+
+
+def test_a_script_that_wrote_to_gradients_has_unscaled_them_by_hand(training):
+    scalers, _, _, layers = training
+    for written, said in ((True, False), (None, None)):
+        scalers._kept.written_since_backward = lambda written=written: written
+        assert scalers.still_scaled(parameters(*layers)) is said
 
 
 def test_every_optimizer_of_the_parameters_has_to_be_unscaled(training):

@@ -16,7 +16,8 @@ PAGE = RulePage(
     finds="""
 `clip_grad_norm_` or `clip_grad_value_` called between `scaler.scale(loss).backward()` and `scaler.step(optimizer)`
 without `scaler.unscale_(optimizer)` before it, for any optimizer with clipped parameters. The recorder notes on every
-step whether any of the gradients still carried the scale during clipping.
+step but the first whether any of the gradients still carried the scale during clipping. They do not if the script has
+written to them after the backward pass: it unscales by hand (PD309 finds those that are unscaled twice).
 """,
     matters="""
 The limit is meant for unscaled gradients. Gradients 65,536 times as large always exceed it: a limit of 1.0 becomes

@@ -137,7 +137,8 @@ class _Step:
 
     Attributes:
         scale: the loss scale.
-        factor: norm of the gradient that the optimizer got, as a multiple of the unscaled one; median over the weights.
+        factor: norm of the gradient that the optimizer got, as a multiple of the unscaled and clipped one; median over
+            the weights.
         weights: number of weights with both gradients.
     """
 
@@ -153,17 +154,18 @@ class _Step:
 
 def _survey(view: RunView) -> Mapping[_StepKey, _Step]:
     """The steps with weight gradients that were recorded both before unscaling and as the optimizer got them."""
-    evaluated = {
-        (p, s.step)
+    clips = {
+        (p, s.step): min(1.0, s.clip_norm / s.grad_norm) if s.clip_norm and s.grad_norm else 1.0
         for p, steps in view.timeline.items()
         for s in steps
-        if s.complete and not s.skipped and not s.clipped_before_unscale  # PD306 reports the last case
+        # PD306 reports clips before unscaling; of a first step the order is not known.
+        if s.complete and not s.skipped and (s.clip_norm is None or s.clipped_before_unscale is False)
     }
     kinds = ("weight_grad", "weight_grad_step")
     rows = view.measured(("norm",), kinds, columns=_COLUMNS, steps=watched_steps(view))
     scale = rows["scale"]
     relevant = np.where(rows["kind"] == "weight_grad", scale > 0.0, scale.isna() | (scale == 1.0))
-    rows = rows[relevant & finite(rows) & (rows["norm"] > 0.0) & on_steps(rows, evaluated)]
+    rows = rows[relevant & finite(rows) & (rows["norm"] > 0.0) & on_steps(rows, clips)]
     before, after = pairs(rows, *kinds)
     same_size = column(before, "numel") == column(after, "numel")  # a shard of a gradient has another norm
     factors = (column(after, "norm") / column(before, "norm"))[same_size]
@@ -171,7 +173,8 @@ def _survey(view: RunView) -> Mapping[_StepKey, _Step]:
     ids = groups(before, AT)
     first, middle = before.iloc[firsts(ids)], pd.Series(factors).groupby(ids).median()
     columns = zip(first["scale"], middle, np.bincount(ids).tolist(), strict=True)
-    return {key: _Step(*values) for key, values in zip(at(first), columns, strict=True)}
+    found = zip(at(first), columns, strict=True)
+    return {key: _Step(scale, factor / clips[key], weights) for key, (scale, factor, weights) in found}
 
 
 def _finding(guilty: Mapping[_StepKey, _Step], share: float, options: Options) -> Finding:
