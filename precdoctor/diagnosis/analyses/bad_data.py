@@ -158,7 +158,8 @@ def _find_maker(data: BadTensor, step: int) -> Prescription:
             "# before any code computes with the batch; behind it, look for divisions by 0 and logs of 0\n"
             "bad = ~torch.isfinite(batch).flatten(1).all(dim=1)\n"
             "if bad.any():\n"
-            "    raise ValueError(f'the data holds non-finite samples: {bad.nonzero().flatten().tolist()}')\n"
+            "    where = bad.nonzero().flatten().tolist()\n"
+            "    raise ValueError(f'non-finite samples: {where}')\n"
         ),
     )
 
