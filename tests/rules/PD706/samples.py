@@ -29,6 +29,12 @@ def small_beside_the_spread() -> Training:
     return scanned(features(spread_lost=0.12, features_rounded=1, values_after=40))
 
 
+def slowest_cosine() -> Training:
+    """One feature of an embedding of time, cast by autocast in the layer that reads it."""
+    inside = features(phase="forward", features=32, features_rounded=3, feature=30, mean=1.0, deviation=1e-3)
+    return scanned({**inside, "root": "GPT#0", "module": "blocks.0.attn"})
+
+
 def probabilities() -> Training:
     """Nearly all of a sharp softmax is flushed, and weighs nothing."""
     return scanned(flush(lost=1e-5, flushed=250))
@@ -98,5 +104,6 @@ FIRING = {
     ),
 }  # fmt: skip
 HEALTHY = {
-    f.__name__: f for f in (probabilities, few_collide, few_missing, small_bias, warm_up, small_beside_the_spread)
+    f.__name__: f
+    for f in (probabilities, few_collide, few_missing, small_bias, warm_up, small_beside_the_spread, slowest_cosine)
 }
