@@ -32,6 +32,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_pth_file_alone(folder):
     """-I and -E ignore PYTHONPATH, and a shell script may overwrite it."""
     python = folder / "installed/bin/python"

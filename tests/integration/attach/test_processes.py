@@ -362,6 +362,7 @@ print(training.digest(net))
 """
 
 
+@pytest.mark.slow
 def test_replicas_in_threads_are_no_training_of_their_own(folder):
     script(folder, "replicas.py", REPLICAS)
     plain = finish(start(folder, [PYTHON, "replicas.py"]), folder)

@@ -171,6 +171,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_rank_has_the_number_it_has_when_it_begins_to_train(folder):
     script(folder, "late.py", LATE_GROUP)
     run = record(folder, "--", *warm("late.py", "store"), run=folder / "late")

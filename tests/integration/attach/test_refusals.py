@@ -62,7 +62,8 @@ def test_an_output_directory_that_is_taken(folder):
     assert first.status == 0
     again = record(folder, "train.py")
     assert refused(again) == (
-        f"{folder}/run already exists; give another directory with -o, or replace it with --force"
+        f"{folder}/run already exists; give another directory with -o, or replace it with --force "
+        "(in Python: force=True)"
     )
     assert record(folder, "--force", "train.py").out == b"started\n"
 

@@ -173,6 +173,7 @@ def test_another_optimizer_kernel_is_compared_by_the_weights_it_makes(runs):
     assert found.first.first.b.name == "aten._fused_adamw_.default"
 
 
+@pytest.mark.slow
 def test_compiled_code_is_one_op_with_what_goes_in_and_out(runs):
     ops = runs("traced").ops(filters=[("step", "==", 0), ("op", "in", ["compiled.forward", "compiled.backward"])])
     assert set(ops["line"]) == {line_of("the call")}
