@@ -23,11 +23,10 @@ def note(run: str, event: str, message: str | None = None) -> None:
         message: for ``error`` the reason; for ``model`` where it was called, if that was inside torch.func; else None.
     """
     said = "null" if message is None else _quoted(message)
-    where = sys.executable or ""
+    python = sys.executable or ""
     if '"redact_names": true' in os.environ.get("PRECDOCTOR_OPTIONS", ""):
-        where = where.rpartition("/")[2]
-    where = _quoted(where)
-    line = f'{{"pid": {os.getpid()}, "executable": {where}, "event": "{event}", "message": {said}}}\n'
+        python = python.rpartition("/")[2]
+    line = f'{{"pid": {os.getpid()}, "executable": {_quoted(python)}, "event": "{event}", "message": {said}}}\n'
     try:
         # pathlib would be one more import
         file = os.open(os.path.join(run, ATTACH_FILE), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)  # noqa: PTH118

@@ -108,9 +108,9 @@ def parse_every(raw: Any) -> int:
 
 def parse_percentage(raw: Any) -> float:
     """``1%`` or ``0.5 %`` as a fraction, above 0 and at most 1."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", str(raw))
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", str(raw))
     fraction = float(match[1]) / 100 if match else 0.0
-    if re.fullmatch(r"\s*\d+(\.\d+)?\s*", str(raw)):
+    if match and not match[2]:
         raise ValueError(f"{raw!r} has no percent sign; write one such as 1% or 0.5%")
     if not 0 < fraction <= 1:
         raise ValueError(f"{raw!r} is not a percentage above 0; write one such as 1% or 0.5%")

@@ -266,7 +266,7 @@ class Casts:
         at, many = int(lost.argmax()), int((lost >= _ROUNDED).sum())
         if not many:
             return
-        values = source.select(feature, at).double()
+        values = x.select(feature, at)
         self._findings.add(
             "cast", call, float(lost[at]), **_kinds(source, result), numel=source.numel(),
             features=lost.numel(), features_rounded=many, feature=at, spread_lost=min(1.0, float(lost[at])),

@@ -78,7 +78,7 @@ class Scalers:
             if state["stage"].value  # OptState: 0 is READY, 1 UNSCALED, 2 STEPPED
         }
         if 1 not in stages.values():
-            written = self._kept.written_since_backward()
+            written = self._kept.written_since_backward(parameters)
             return None if written is None else not written
         optimizers = [self._optimizer_of(key) for key in stages]
         if any(o is None for o in optimizers):  # an optimizer is unknown before its first step

@@ -12,6 +12,7 @@ after a step and compared as the next backward pass begins, and all gradients ar
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -146,9 +147,14 @@ class KeptGradients:
                 if self._context.live and watch.sums.expected and (optimizer := watch.optimizer()) is not None:
                     watch.sums.measure(parameters_of(optimizer))
 
-    def written_since_backward(self) -> bool | None:
-        """Return whether the script wrote to a watched gradient after its backward pass; None before the first step."""
+    def written_since_backward(self, parameters: Iterable[Tensor]) -> bool | None:
+        """Return whether the script wrote to gradients after their backward pass; None before the first step.
+
+        Judged by the watched gradients of these parameters; if none of these is watched, by all.
+        """
+        own = set(map(id, parameters))
         seen = [w.state for w in self._watches.values() if w.passes and w.state is not None]
+        seen = [s for s in seen if id(s.parameter()) in own] or seen
         return any(s.gradient() is not None and not s.untouched for s in seen) if seen else None
 
     # --- steps -------------------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ FIRING = {
     ),
     "longitudes": Sample(
         lambda: scanned(features()), 0, severity="warning",
-        says=("2 values left of feature 0", "of its 128 different values 2 are left", "in 2 of 4 features", "25 %"),
+        says=("2 values left of feature 0", "128 different values 2 are left", "In 2 of 4 features it is", "25 %"),
     ),
     "clip": Sample(
         lambda: scanned(flush(to="float8_e4m3fn", lost=0.7, flushed=0, clipped=200, amax=9000.0)), 0,

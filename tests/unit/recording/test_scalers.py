@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from precdoctor.recording.steps.loss_scalers import Scalers  # noqa: E402
+from precdoctor.recording.steps.missing_zero_grad import KeptGradients  # noqa: E402
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def training():
     optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in layers]
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     recorder = types.SimpleNamespace(when_forked=[])
-    kept = types.SimpleNamespace(written_since_backward=lambda: False)
+    kept = types.SimpleNamespace(written_since_backward=lambda _: False)
     scalers = Scalers(recorder, kept, None, None, None, {id(o): o for o in optimizers}.get)
     scaler.scale(layers[1](layers[0](torch.ones(2, 3))).sum()).backward()
     scalers.in_use.put(scaler, True)
@@ -38,8 +39,24 @@ def test_unknown_without_a_scaler(training):
 def test_a_script_that_wrote_to_gradients_has_unscaled_them_by_hand(training):
     scalers, _, _, layers = training
     for written, said in ((True, False), (None, None)):
-        scalers._kept.written_since_backward = lambda written=written: written
+        scalers._kept.written_since_backward = lambda _, written=written: written
         assert scalers.still_scaled(parameters(*layers)) is said
+
+
+def test_writes_to_the_gradients_of_another_optimizer_are_none_to_these(training):
+    _, _, optimizers, (one, two) = training
+    current = types.SimpleNamespace(step=0, clip_norm=None, left_out=False, not_reached=False)
+    context = {"when_forked": [], "when_closing": [], "step": 0, "micro_step": 1, "live": False}
+    kept = KeptGradients(types.SimpleNamespace(**context, current=current))
+    assert kept.written_since_backward(parameters(one)) is None, "nothing is watched before the first step"
+    for optimizer in optimizers:
+        kept.attempt_ended(optimizer, "SGD#0", plain=False)
+        optimizer.zero_grad()
+    two(one(torch.ones(2, 3))).sum().backward()
+    kept.backward_ended()
+    optimizers[1].zero_grad(set_to_none=False)
+    assert kept.written_since_backward(parameters(one)) is False
+    assert kept.written_since_backward(parameters(two)) is True
 
 
 def test_every_optimizer_of_the_parameters_has_to_be_unscaled(training):

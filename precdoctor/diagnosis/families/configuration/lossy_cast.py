@@ -67,8 +67,6 @@ scanned step shows it, or when it could not be followed.
 
 #: Share of the magnitude below the bulk of a tensor: the recorder's ``bulk`` holds 99 % of it.
 _TAIL = 0.01
-#: Share of a feature's variance from which on the recorder counts it as rounded.
-_ROUNDED = 0.1
 #: In a module, where what is cast may be an embedding of time whose slowest cosine is constant: least share of rounded
 #: features. Of 32 cosines and sines up to a period of 10,000, 8 are over ten steps of time, and 4 over a hundred.
 _MANY_FEATURES = 0.3
@@ -193,8 +191,8 @@ def _features_finding(view: RunView, group: Group, options: Options) -> Finding:
         f"At step {fact.step}, data of {fact.count('numel'):,} elements is cast from {before} to {after}{fact.line} "
         f"{fact.place_words}. {which.capitalize()} has mean {mean:.6g} and standard deviation {deviation:.3g}; of its "
         f"{fact.count('values_before'):,} different values {values:,} are left, and {percent(lost)} of its variance is "
-        f"rounding error (limit {percent(options['rounded'])}). So is at least {percent(_ROUNDED)} in "
-        f"{fact.count('features_rounded'):,} of {plural(fact.count('features'), 'feature')}.{group.elsewhere_words}"
+        f"rounding error (limit {percent(options['rounded'])}). In {fact.count('features_rounded'):,} of "
+        f"{plural(fact.count('features'), 'feature')} it is a tenth or more.{group.elsewhere_words}"
     )
     return place_finding(
         RULE,
