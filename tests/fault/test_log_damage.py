@@ -115,7 +115,10 @@ def mutate(content, edits):
     return bytes(out)
 
 
-@pytest.mark.parametrize(("table", "checksum_agrees"), [("events", False), *((table, True) for table in TABLES)])
+@pytest.mark.parametrize(
+    ("table", "checksum_agrees"),
+    [pytest.param("events", False, marks=pytest.mark.slow), *((table, True) for table in TABLES)],
+)
 def test_mutated_parts(sealed, tmp_path, monkeypatch, table, checksum_agrees):
     """With a checksum that agrees (a log made on purpose) anything may be read; never another error, never a crash."""
     run = shutil.copytree(sealed, tmp_path / "run")

@@ -107,6 +107,7 @@ def test_at_every_limit_the_run_is_the_plain_run(folder, needed, count):
     assert said(runs[-1][2])[0].startswith("recorded 1 process in")
 
 
+@pytest.mark.slow
 def test_under_a_limit_the_recorder_takes_little_of_it(folder, needed):
     """Arrow's own allocator alone would take 1 GiB."""
     recorded = limited(folder, 8 << 20, record_command(folder / "little", "train.py"))

@@ -65,7 +65,7 @@ for thread in threads:
 print(sorted(done.items()))
 """
 #: Seconds after which the interpreter has threads change places: its own, and hostile ones.
-INTERVALS = (0.005, 0.0001, 0.00001)
+INTERVALS = (0.0001, 0.00001, 0.005)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("count", [3, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [1, pytest.param(200, marks=pytest.mark.slow)])
 def test_threads_that_make_and_train_models_at_once(folder, count):
     """Before, most such runs lost one of the script's threads to SystemError."""
     seeds = 1 + count // 50

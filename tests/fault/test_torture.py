@@ -12,7 +12,7 @@ from benchmarks.torture import commands, files, processes, targets
         (files.mutations, 42),
         (files.names, 2),
         pytest.param(commands.commands, 2, marks=pytest.mark.slow),
-        (files.bombs, 2),
+        pytest.param(files.bombs, 2, marks=pytest.mark.slow),
         pytest.param(processes.environments, 1, marks=pytest.mark.slow),
         pytest.param(processes.threads, 1, marks=pytest.mark.slow),
     ],

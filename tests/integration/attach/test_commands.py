@@ -95,6 +95,7 @@ def test_the_run_states_its_command_and_options(plain, folder):
     assert (info["options"]["every"], info["options"]["budget"]) == (None, 0.01)  # led by the budget
 
 
+@pytest.mark.slow
 def test_a_bare_script_with_arguments(folder):
     script(folder, "bare.py", "import sys, training; training.train(2); print(sys.argv)")
     run = record(folder, "bare.py", "--lr", "1", "-o", "x", run=folder / "bare")

@@ -78,7 +78,13 @@ for step, batch in enumerate(torch.utils.data.DataLoader(torch.randn(24, 4), 4))
 """
 
 
-@pytest.mark.parametrize("text", [DEEP, FORKS], ids=["threads without Python", "forked children"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(DEEP, id="threads without Python"),
+        pytest.param(FORKS, id="forked children", marks=pytest.mark.slow),
+    ],
+)
 def test_training_is_recorded_and_goes_on(text, tmp_path):
     script(tmp_path, "train.py", text)
     done = record(tmp_path, "--strict", "--deep-scan", "off", "train.py")

@@ -81,11 +81,12 @@ def test_the_text_of_a_class_of_others_is_not_asked_for(tmp_path):
     assert exception["type"] == "Loud" and "message" not in exception
 
 
+@pytest.mark.slow
 def test_a_file_that_is_missing(tmp_path):
     assert recorded(tmp_path, "file")[1]["message"] == "No such file or directory: 'missing.txt'"
 
 
-@pytest.mark.parametrize("status", ["0", "3"])
+@pytest.mark.parametrize("status", [pytest.param("0", marks=pytest.mark.slow), "3"])
 def test_a_status_of_the_script_s_own_has_no_exception(tmp_path, status):
     found, exception = recorded(tmp_path, status)
     assert (found.status, exception) == (int(status), None)

@@ -121,6 +121,7 @@ def test_torch_without_a_module_call(folder):
     ]
 
 
+@pytest.mark.slow
 def test_a_model_that_is_trained_by_torch_func_alone(folder):
     """Gradients of pure functions, and weights in a dictionary: neither a backward pass nor a step is seen."""
     code = """

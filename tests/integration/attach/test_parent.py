@@ -118,7 +118,13 @@ def test_a_signal_sent_to_the_parent_reaches_the_command_once(tmp_path):
     assert results(running) == {name: (f"got ['{name}']\n".encode(), 7) for name in SIGNALS}
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["parent first, as timeout does", "the group"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(True, id="parent first, as timeout does"),
+        pytest.param(False, id="the group", marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_sent_to_the_process_group_reaches_the_command_once(tmp_path, first):
     running = {tmp_path / name: listening(tmp_path / name, name, other(name)) for name in SIGNALS}
     for folder, process in running.items():

@@ -196,7 +196,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.parametrize(
-    "what", ["model", "loss", *(pytest.param(w, marks=pytest.mark.slow) for w in ("part", "clip"))]
+    "what", ["loss", *(pytest.param(w, marks=pytest.mark.slow) for w in ("model", "part", "clip"))]
 )
 def test_recording_compiles_nothing_again(what, tmp_path, monkeypatch):
     """Neither where sampled steps and others take turns, nor at first."""

@@ -218,7 +218,7 @@ def train(steps, poison=()):
 """
 
 
-@pytest.mark.parametrize("micro", [1, 3])
+@pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("clip", ["pass", "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"])
 def test_between_samples_the_guard_waits_for_a_look_before_the_end_of_the_backward_pass(tmp_path, micro, clip):
     body = """
@@ -248,7 +248,9 @@ tell(behind=behind, true=true, hooks=sum(hooks))
     assert run_.steps()["grad_norm"].tolist() == pytest.approx(said["true"], rel=1e-6)
 
 
-@pytest.mark.parametrize(("layer", "outcome"), [(40, "examined at once"), (2, "too late")])
+@pytest.mark.parametrize(
+    ("layer", "outcome"), [pytest.param(40, "examined at once", marks=pytest.mark.slow), (2, "too late")]
+)
 def test_a_bad_gradient_among_the_last_is_told_a_step_later(tmp_path, layer, outcome):
     body = f"""
 with precdoctor.record("run", every=1024, strict=True):
@@ -326,7 +328,7 @@ tell()
     assert finding.cause == "optimizer-division-by-zero"
 
 
-@pytest.mark.parametrize("policy", ["observe", "skip"])
+@pytest.mark.parametrize("policy", ["observe", pytest.param("skip", marks=pytest.mark.slow)])
 def test_no_look_is_early_where_nothing_is_judged_or_weights_are_to_be_kept(tmp_path, policy):
     body = f"""
 with precdoctor.record("run", every=1024, strict=True, on_nonfinite="{policy}"):

@@ -76,7 +76,9 @@ def runs(tmp_path_factory):
     return Runs(tmp_path_factory.mktemp("ops"))
 
 
-@pytest.mark.parametrize("name", ["plain", "autocast", "checkpoint", pytest.param("traced", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["plain", "autocast", *(pytest.param(n, marks=pytest.mark.slow) for n in ("checkpoint", "traced"))]
+)
 def test_a_run_with_its_ops_listed_trains_as_it_would_have(runs, name, tmp_path):
     run = runs(name)
     assert runs.digests[name] == plain_digest(tmp_path, VARIANTS[name])
@@ -132,8 +134,8 @@ def test_checkpointing_computes_the_same_once_more(runs):
     ("fault", "op", "lines"),
     [
         ("eps", "aten.add.Tensor", ("eps",)),
-        ("order", "aten.add.Tensor", ("order",)),
-        ("scale", "aten.mul.Tensor", ("scale, before",)),
+        pytest.param("order", "aten.add.Tensor", ("order",), marks=pytest.mark.slow),
+        pytest.param("scale", "aten.mul.Tensor", ("scale, before",), marks=pytest.mark.slow),
     ],
 )
 def test_a_planted_fault_is_the_first_op_that_differs(runs, fault, op, lines, capsys):
@@ -161,7 +163,7 @@ def test_autocast_is_explained_by_its_format_and_told_where_it_begins(runs):
     assert found.diagnosis.findings[0].severity == "info"
 
 
-@pytest.mark.parametrize("other", ["plain", "autocast"])
+@pytest.mark.parametrize("other", [pytest.param("plain", marks=pytest.mark.slow), "autocast"])
 def test_a_wrong_eps_shows_through_the_rounding_of_bfloat16(runs, other):
     origin = runs.compare(other, "autocast-eps").first.origin
     assert (origin.op.line, origin.op.module, origin.explained) == (line_of("eps"), "blocks.1.ffn_norm", False)

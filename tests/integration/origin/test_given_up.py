@@ -87,9 +87,11 @@ def loop(tmp_path):
 @pytest.mark.parametrize(
     ("where", "way"),
     [
-        *[("model", "exit"), ("model", "continue"), ("loss", "raise")],
-        *[("inside", "raise"), ("after", "raise"), ("gradient", "stop")],
-        *(pytest.param(*same, marks=pytest.mark.slow) for same in (("model", "stop"), ("loss", "exit"))),
+        *[("model", "exit"), ("inside", "raise"), ("after", "raise"), ("gradient", "stop")],
+        *(
+            pytest.param(*same, marks=pytest.mark.slow)
+            for same in (("model", "stop"), ("loss", "exit"), ("model", "continue"), ("loss", "raise"))
+        ),
     ],
 )
 def test_what_made_a_step_non_finite_that_the_script_gave_up_is_named(tmp_path, loop, where, way):
@@ -172,7 +174,7 @@ for step in range(20):
         ("rollout", "PD104", "[2, 1]"),
         ("closure", "PD104", "[2, 1]"),
         ("anomaly", "PD102", "sqrt-gradient-at-zero"),
-        ("sampling", "PD103", "exp-overflow"),
+        pytest.param("sampling", "PD103", "exp-overflow", marks=pytest.mark.slow),
         ("rate", "PD105", "the learning rate of parameter group 0 is infinite"),
     ],
 )
@@ -255,7 +257,7 @@ for step in range(12):
 """
 
 
-@pytest.mark.parametrize("talks", ["talks", "is quiet"])
+@pytest.mark.parametrize("talks", ["talks", pytest.param("is quiet", marks=pytest.mark.slow)])
 def test_a_rank_that_ends_alone_does_not_wait_for_the_others(tmp_path, talks):
     done = record(tmp_path, "--every", "8", "--", *torchrun(2, script(tmp_path, "ranks.py", RANKS), talks))
     (found,) = incidents(done)

@@ -36,7 +36,7 @@ for step in range(4):
 """
 
 
-@pytest.mark.parametrize("case", ["inside", "outside"])
+@pytest.mark.parametrize("case", ["inside", pytest.param("outside", marks=pytest.mark.slow)])
 def test_the_call_is_to_be_changed_and_not_the_library(tmp_path, case):
     packages = tmp_path / "lib" / "site-packages"
     packages.mkdir(parents=True)

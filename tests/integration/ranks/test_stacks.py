@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import pytest
@@ -23,42 +24,55 @@ FAULTY = {
     },
     "accelerate": {"fsdp2.bf16.nan": ("PD104", "rank 1", "", 5)},
 }
-RUNS = [(stack, name) for stack in HEALTHY for name in (*HEALTHY[stack], *FAULTY[stack])]
+QUICK = "torch"
+
+
+def runs_of(*kinds):
+    """Test items of these runs; those of the other stacks are of ``make slow``."""
+    return [
+        pytest.param(stack, name, marks=() if stack == QUICK else pytest.mark.slow)
+        for kind in kinds
+        for stack, names in kind.items()
+        for name in names
+    ]
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """By stack, where its runs are."""
-    folders = {}
-    for stack, healthy in HEALTHY.items():
+    """Where the runs of a stack are, trained when they are first asked for."""
+
+    @functools.cache
+    def of(stack):
         pytest.importorskip(stack)
-        out = folders[stack] = tmp_path_factory.mktemp(stack)
-        command = torchrun(2, "-m", "benchmarks.stacks.drive", stack, out, *healthy, *FAULTY[stack])
+        out = tmp_path_factory.mktemp(stack)
+        command = torchrun(2, "-m", "benchmarks.stacks.drive", stack, out, *HEALTHY[stack], *FAULTY[stack])
         done = finish(start(ROOT, command, environment()), out)
         assert done.status == 0, done.err
-    return folders
+        return out
+
+    return of
 
 
-@pytest.mark.parametrize(("stack", "name"), RUNS)
+@pytest.mark.parametrize(("stack", "name"), runs_of(HEALTHY, FAULTY))
 def test_no_bit_of_training_changes(trained, stack, name):
     for rank in (0, 1):
-        assert json.loads((trained[stack] / f"{stack}.{rank}.json").read_text())["equal"][name] is True
+        assert json.loads((trained(stack) / f"{stack}.{rank}.json").read_text())["equal"][name] is True
 
 
-@pytest.mark.parametrize(("stack", "name"), [(s, n) for s, n in RUNS if n in HEALTHY[s]])
+@pytest.mark.parametrize(("stack", "name"), runs_of(HEALTHY))
 def test_a_healthy_run_has_no_findings(trained, stack, name):
-    assert [f.title for f in precdoctor.diagnose(trained[stack] / name).findings] == []
+    assert [f.title for f in precdoctor.diagnose(trained(stack) / name).findings] == []
 
 
-@pytest.mark.parametrize(("stack", "name"), [(s, n) for s, n in RUNS if n in FAULTY[s]])
+@pytest.mark.parametrize(("stack", "name"), runs_of(FAULTY))
 def test_the_fault_is_the_one_finding(trained, stack, name):
-    (finding,) = precdoctor.diagnose(trained[stack] / name).findings
+    (finding,) = precdoctor.diagnose(trained(stack) / name).findings
     at = finding.location
     assert (finding.code, at.rank_place, at.module, at.step) == FAULTY[stack][name]
 
 
 def test_gradients_are_seen_before_and_after_the_reduction(trained):
-    rows = open_run(trained["torch"] / "fsdp2.bf16.fp16-reduce").tensors(filters=[("step", "==", 3)])
+    rows = open_run(trained("torch") / "fsdp2.bf16.fp16-reduce").tensors(filters=[("step", "==", 3)])
     rows = rows[rows["name"].isin(("weight", "bias"))].set_index(["kind", "rank", "module", "name"])
     for rank in (0, 1):
         for module in ("up", "norm", "experts.1", "head"):
