@@ -103,6 +103,7 @@ def test_a_bare_script_with_arguments(folder):
     assert run.out.endswith(b"['bare.py', '--lr', '1', '-o', 'x']\n")
 
 
+@pytest.mark.slow
 def test_a_module(folder):
     script(folder, "pkg/__init__.py", "")
     script(folder, "pkg/train.py", "import sys, training; training.train(2); print(__package__, sys.argv[1:])")

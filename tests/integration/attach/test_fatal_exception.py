@@ -64,6 +64,7 @@ def test_a_label_out_of_range_is_named_and_the_gate_does_not_pass(tmp_path, caps
     assert said in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_messages_and_names_can_be_left_out(tmp_path):
     script(tmp_path / "elsewhere", "loss.py", "import torch\n\n\ndef loss(x):\n    raise ValueError(x)\n")
     text = "import sys\nsys.path.insert(0, '../elsewhere')\nimport loss\nimport training\n"

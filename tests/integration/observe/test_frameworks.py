@@ -148,6 +148,7 @@ def ddp(tmp_path_factory):
     return precdoctor.open_run(folder / "run")
 
 
+@pytest.mark.slow
 def test_ranks_have_gradients_of_their_own_and_are_given_the_same(ddp):
     rows = ddp.tensors(filters=[("step", "==", 1)])
     assert set(rows["rank"]) == {0, 1}

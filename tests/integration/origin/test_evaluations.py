@@ -87,7 +87,7 @@ def loop(tmp_path):
 
 @pytest.mark.parametrize(
     "how",
-    ["model", "loss", "data", *(pytest.param(h, marks=pytest.mark.slow) for h in ("inference", "compiled", "padding"))],
+    ["model", "loss", *(pytest.param(h, marks=pytest.mark.slow) for h in ("data", "inference", "compiled", "padding"))],
 )
 def test_the_op_that_makes_a_validation_non_finite_is_named(tmp_path, loop, how):
     done = record(tmp_path, "--strict", "--every", "8", "--", *warm(loop, how))

@@ -172,7 +172,7 @@ for step in range(20):
     ("what", "code", "words"),
     [
         ("rollout", "PD104", "[2, 1]"),
-        ("closure", "PD104", "[2, 1]"),
+        pytest.param("closure", "PD104", "[2, 1]", marks=pytest.mark.slow),
         ("anomaly", "PD102", "sqrt-gradient-at-zero"),
         pytest.param("sampling", "PD103", "exp-overflow", marks=pytest.mark.slow),
         ("rate", "PD105", "the learning rate of parameter group 0 is infinite"),

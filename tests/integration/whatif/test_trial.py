@@ -85,6 +85,7 @@ def test_a_format_that_does_not_hold_is_named_and_flushes_as_predicted(place):
     assert worst["planned"] is None and report["casts"][1]["planned"] is not None
 
 
+@pytest.mark.slow
 def test_what_cannot_be_done_is_refused_in_one_sentence_after_one_run(place):
     plan = (place / "plan.toml").read_text()
     compiled = SCRIPT.replace("optimizer =", 'model = torch.compile(model, backend="eager")\noptimizer =')

@@ -29,10 +29,10 @@ def nan() -> Training:
     ("aggregate", "sick", "code"),
     [
         ("worst", 1, 1),
-        ("median", 1, 0),
+        pytest.param("median", 1, 0, marks=pytest.mark.slow),
         ("median", 2, 1),
         ("best", 2, 0),
-        ("best", 3, 1),
+        pytest.param("best", 3, 1, marks=pytest.mark.slow),
     ],
 )
 def test_three_runs(make, bad, aggregate, sick, code):

@@ -23,7 +23,9 @@ UNARY = sorted(
 NUMBERS = st.floats(width=16) | st.sampled_from([math.inf, -math.inf, 0.0, -0.0, 65504.0, -65504.0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, *(pytest.param(d, marks=pytest.mark.slow) for d in (torch.float32, torch.bfloat16))]
+)
 @pytest.mark.parametrize("name", UNARY)
 @settings(max_examples=30, deadline=None)
 @given(values=st.lists(NUMBERS.filter(lambda x: not math.isnan(x)), min_size=1, max_size=4))

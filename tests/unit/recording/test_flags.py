@@ -24,6 +24,7 @@ def test_stock_settings():
     assert known["deterministic_algorithms"] is False
 
 
+@pytest.mark.slow
 def test_what_asks_for_determinism_and_for_narrower_products():
     known = read_after(
         "torch.use_deterministic_algorithms(True, warn_only=True)",

@@ -485,7 +485,7 @@ def compensated(terms):
     return total
 
 
-@pytest.mark.parametrize("stage", ["script", "optimizer"])
+@pytest.mark.parametrize("stage", ["script", pytest.param("optimizer", marks=pytest.mark.slow)])
 def test_a_total_of_the_script_is_added_up_a_second_time(stage):
     terms = (0.5 + torch.rand(1024, 16)).bfloat16()
     found = facts(running_total, terms, stage=stage)["total"]
