@@ -87,7 +87,8 @@ def test_a_file_that_is_missing(tmp_path):
     assert recorded(tmp_path, "file")[1]["message"] == "No such file or directory: 'missing.txt'"
 
 
-@pytest.mark.parametrize("status", [pytest.param("0", marks=pytest.mark.slow), "3"])
+@pytest.mark.slow
+@pytest.mark.parametrize("status", ["0", "3"])
 def test_a_status_of_the_script_s_own_has_no_exception(tmp_path, status):
     found, exception = recorded(tmp_path, status)
     assert (found.status, exception) == (int(status), None)

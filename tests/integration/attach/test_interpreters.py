@@ -113,6 +113,7 @@ def test_a_command_that_fails_before_it_trains(folder):
     ]
 
 
+@pytest.mark.slow
 def test_torch_without_a_module_call(folder):
     run = record(folder, "--", "python", "-c", "import torch; torch.ones(1).sum()", run=folder / "no_module")
     assert run.status == 0
