@@ -24,11 +24,12 @@ FAULTY = {
     },
     "accelerate": {"fsdp2.bf16.nan": ("PD104", "rank 1", "", 5)},
 }
+#: Of `make test`; the others are `make slow`.
 QUICK = "torch"
 
 
 def runs_of(*kinds):
-    """Test items of these runs; those of the other stacks are of ``make slow``."""
+    """A test item for each run of these."""
     return [
         pytest.param(stack, name, marks=() if stack == QUICK else pytest.mark.slow)
         for kind in kinds

@@ -471,6 +471,6 @@ def test_closed_streams_do_not_change_the_status(bad_run, tmp_path):
     probe = "import os, sys\nn = 64\nfor i in range(3):\n try: os.fstat(i)\n except OSError: n += 1 << i\nsys.exit(n)"
     recorded = ["record", "--", sys.executable, "-c", probe]
     assert status(report, "") == 1
-    for closed, bits in (("1>&-", 2), ("0<&- 1>&- 2>&-", 7)):
+    for closed, bits in (("1>&-", 2), ("2>&-", 4), ("0<&-", 1), ("0<&- 1>&- 2>&-", 7)):
         assert (closed, status(report, closed)) == (closed, 1)
         assert (closed, status(recorded, closed)) == (closed, 64 + bits)
