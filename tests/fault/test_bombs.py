@@ -130,6 +130,7 @@ def names(run, distinct):
     put_part(run, "tensors", [{"module": "a"}], distinct, module=modules)
 
 
+@pytest.mark.slow
 def test_more_tensors_than_any_model_has(run):
     names(run, 4000)
     refused(run, diagnose, show, lambda run: compare(run, run))
@@ -138,6 +139,7 @@ def test_more_tensors_than_any_model_has(run):
     refused(run, lambda run: render(open_run(run)))
 
 
+@pytest.mark.slow
 def test_two_runs_that_unfold_together(run, tmp_path):
     names(run, 2500)
     diagnose(run)
@@ -180,6 +182,7 @@ def test_a_device_is_read_to_the_limit_and_no_further(tmp_path, monkeypatch, rea
         READERS[reader](tmp_path / "file.toml")
 
 
+@pytest.mark.slow
 def test_what_is_counted_for_toml_is_what_it_takes(tmp_path):
     for text in ("\n".join(f"k{n}" + ".a" * parts + "=1" for n in range(100)) for parts in (2, 16, 64, 300)):
         (tmp_path / "file.toml").write_text(text)

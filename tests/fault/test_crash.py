@@ -87,8 +87,12 @@ class Death:
         return [step for step, time in self.finished.items() if time < self.died - 1.0]
 
 
+#: Of these, too, `make slow` alone says that they end like the others.
+SLOW = {"terminate", "exit", "interrupt"}
+
+
 @pytest.fixture(scope="module")
-def deaths(tmp_path_factory) -> dict[str, Death]:
+def deaths(tmp_path_factory, request) -> dict[str, Death]:
     folder = tmp_path_factory.mktemp("crash")
     script(folder, "doomed.py", DOOMED)
     moments = random.Random(20)
@@ -106,12 +110,13 @@ def deaths(tmp_path_factory) -> dict[str, Death]:
                 steps[int(what)] = float(time)
         return Death(way, finished, steps, died)
 
-    delays = {way: moments.uniform(1.5, 2.5) for way in STATUS}
+    asked = {item.callspec.params.get("death") for item in request.session.items if hasattr(item, "callspec")}
+    delays = {way: moments.uniform(1.5, 2.5) for way in STATUS if way in asked}
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         return dict(zip(delays, pool.map(die, delays, delays.values()), strict=True))
 
 
-@pytest.fixture(params=STATUS)
+@pytest.fixture(params=[pytest.param(way, marks=[pytest.mark.slow] * (way in SLOW)) for way in STATUS])
 def death(request, deaths) -> Death:
     return deaths[request.param]
 

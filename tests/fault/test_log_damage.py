@@ -167,7 +167,15 @@ def test_mutated_streams(three_batches, tmp_path):
     check()
 
 
-@pytest.mark.parametrize("name", ["rank-00000/parts.jsonl", "rank-00000/rank.json", "rank-00000/end.json", "run.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rank-00000/parts.jsonl",
+        "rank-00000/rank.json",
+        "run.json",
+        pytest.param("rank-00000/end.json", marks=pytest.mark.slow),
+    ],
+)
 def test_mutated_json(sealed, tmp_path, name):
     run = shutil.copytree(sealed, tmp_path / "run")
     content = (run / name).read_bytes()

@@ -138,6 +138,7 @@ def test_a_signal_sent_to_the_process_group_reaches_the_command_once(tmp_path, f
     assert results(running) == {name: (f"got ['{name}', '{other(name)}']\n".encode(), 7) for name in SIGNALS}
 
 
+@pytest.mark.slow
 def test_signals_for_everybody_do_not_hide_each_other(folder):
     names = ["SIGUSR1", "SIGUSR2", "SIGHUP"]
     process = start(folder, record_command(folder / "run", "listener.py", *names), start_new_session=True)
@@ -217,6 +218,7 @@ def test_ctrl_c_ends_a_command_that_does_not_catch_it_with_130(folder):
     assert run.out.count(b"precdoctor: ") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS cannot tell who sent an interrupt")
 def test_without_sigwaitinfo_handlers_do(folder, monkeypatch):
     """What macOS gets, run here."""

@@ -219,7 +219,9 @@ def train(steps, poison=()):
 
 
 @pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.slow), 3])
-@pytest.mark.parametrize("clip", ["pass", "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"])
+@pytest.mark.parametrize(
+    "clip", [pytest.param("pass", marks=pytest.mark.slow), "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"]
+)
 def test_between_samples_the_guard_waits_for_a_look_before_the_end_of_the_backward_pass(tmp_path, micro, clip):
     body = """
 with precdoctor.record("run", every=1024, strict=True):
@@ -234,6 +236,7 @@ tell(behind=behind, true=true)
     assert events(run_, "incident") == []
 
 
+@pytest.mark.slow
 def test_where_the_rest_of_the_backward_pass_is_no_work_for_the_host_there_is_one_look_and_no_early_one(tmp_path):
     body = """
 gradient_looks._WORTH_NS = 1 << 60
@@ -362,6 +365,7 @@ tell()
     assert found["factor"] == pytest.approx(0.25) and (found["steps"], found["of"]) == (1, 1)
 
 
+@pytest.mark.slow
 def test_adams_corrections_on_the_device_are_computed_for_all_parameters_at_once(tmp_path):
     body = """
 from precdoctor.recording.steps import weight_updates
@@ -455,6 +459,7 @@ tell()
     assert outputs[1] == 32 and outputs[2] == 3 * 32, "the captured launches go into the next step"
 
 
+@pytest.mark.slow
 def test_a_capture_that_comes_first_gets_no_memory_for_statistics(tmp_path):
     body = """
 with precdoctor.record("run", every=1, strict=True):

@@ -148,13 +148,13 @@ def found(rows, step):
     ("kind", "attention"),
     [
         ("fused", ATTENTION),
-        ("softmax", ("attention", "softmax", "attention")),
+        pytest.param("softmax", ("attention", "softmax", "attention"), marks=pytest.mark.slow),
         ("module", ("attention", "softmax", "attention")),
         ("choose first", ATTENTION),
-        ("autocast", ATTENTION),
+        pytest.param("autocast", ATTENTION, marks=pytest.mark.slow),
         ("checkpoint", ATTENTION),
         ("functional", ATTENTION),
-        ("parallel", ATTENTION),
+        pytest.param("parallel", ATTENTION, marks=pytest.mark.slow),
     ],
 )
 def test_each_softmax_has_one_row_with_its_use(tmp_path, kind, attention):

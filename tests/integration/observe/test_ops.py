@@ -77,7 +77,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "name", ["plain", "autocast", *(pytest.param(n, marks=pytest.mark.slow) for n in ("checkpoint", "traced"))]
+    "name", ["autocast", *(pytest.param(n, marks=pytest.mark.slow) for n in ("plain", "checkpoint", "traced"))]
 )
 def test_a_run_with_its_ops_listed_trains_as_it_would_have(runs, name, tmp_path):
     run = runs(name)
@@ -126,6 +126,7 @@ def test_equal_runs_differ_in_nothing(runs, capsys):
     assert "Nothing differs" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_checkpointing_computes_the_same_once_more(runs):
     assert runs.compare("plain", "checkpoint").first is None
 
@@ -163,12 +164,13 @@ def test_autocast_is_explained_by_its_format_and_told_where_it_begins(runs):
     assert found.diagnosis.findings[0].severity == "info"
 
 
-@pytest.mark.parametrize("other", [pytest.param("plain", marks=pytest.mark.slow), "autocast"])
+@pytest.mark.parametrize("other", [pytest.param(n, marks=pytest.mark.slow) for n in ("plain", "autocast")])
 def test_a_wrong_eps_shows_through_the_rounding_of_bfloat16(runs, other):
     origin = runs.compare(other, "autocast-eps").first.origin
     assert (origin.op.line, origin.op.module, origin.explained) == (line_of("eps"), "blocks.1.ffn_norm", False)
 
 
+@pytest.mark.slow
 def test_another_optimizer_kernel_is_compared_by_the_weights_it_makes(runs):
     found = runs.compare("plain", "fused")
     assert all(x.beyond is None for x in found.lists)
