@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 torch.manual_seed(0)
-where = sys.argv[1]
+where, sequences = sys.argv[1], int(sys.argv[2])
 
 
 class Model(nn.Module):
@@ -37,7 +37,7 @@ class Model(nn.Module):
 model = Model()
 optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 for step in range(2):
-    tokens = torch.randint(0, 50257, (6, 120))  # logits of 145 MB, and gradients as large
+    tokens = torch.randint(0, 50257, (sequences, 120))  # logits of 24 MB a sequence, and gradients as large
     loss = nn.functional.cross_entropy(model(tokens, step == 1).flatten(0, 1), tokens.flatten())
     if step == 1 and where == "loss":
         loss = loss + torch.log(loss * 0 - 1)  # in the loss
@@ -49,16 +49,17 @@ LINES = SCRIPT.lstrip().splitlines()
 
 
 @pytest.mark.parametrize(
-    ("where", "op"),
+    ("where", "op", "sequences"),
     [
-        ("model", "log"),
-        pytest.param("loss", "log", marks=pytest.mark.slow),
-        pytest.param("backward", "div", marks=pytest.mark.slow),
+        ("model", "log", 2),
+        pytest.param("model", "log", 6, marks=pytest.mark.slow),
+        pytest.param("loss", "log", 6, marks=pytest.mark.slow),
+        pytest.param("backward", "div", 6, marks=pytest.mark.slow),
     ],
 )
-def test_the_op_and_its_line_are_found(tmp_path, where, op):
+def test_the_op_and_its_line_are_found(tmp_path, where, op, sequences):
     script(tmp_path, "train.py", SCRIPT.lstrip())
-    done = record(tmp_path, "--strict", "--", *warm("train.py", where), run=tmp_path / "run")
+    done = record(tmp_path, "--strict", "--", *warm("train.py", where, sequences), run=tmp_path / "run")
     assert done.status == 0, done.err
     events = precdoctor.open_run(done.run).events()
     (incident,) = [json.loads(d) for d in events[events["event"] == "incident"]["data"]]

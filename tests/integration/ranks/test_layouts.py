@@ -111,6 +111,7 @@ def test_tensor_parallel(runs):
     assert lies(run, 1, "down.bias") == lies(run, 0, "norm.weight") == (["tp"], [], 0, 2)
 
 
+@pytest.mark.slow
 def test_shards_of_tensor_parallel_parts(runs):
     run = runs(4, "fsdp2_tp.flip.bias")
     assert place(run, 3) == {"dp": (1, 2), "tp": (1, 2)}
