@@ -41,6 +41,7 @@ QUIET_SETS = (
     "silent13",
     "silent14",
     "silent15",
+    "silent16",
 )
 #: Sets with faults of both kinds: those that make a non-finite value have a ``phase``.
 MIXED_SETS = ("library",)
