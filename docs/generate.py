@@ -127,7 +127,8 @@ def rule_pages() -> dict[str, str]:
         "# Rules",
         "",
         "`precdoctor explain CODE` prints the same pages. A code is never used again: PD405 and PD411 are causes of",
-        "PD404 (`invalid-amax`, `held-down`); for PD409 see `precdoctor whatif RUN --kind fp8_operand --format mxfp8`.",
+        "PD404 (`invalid-amax`, `held-down`), and PD507 is part of PD509; for PD409 see",
+        "`precdoctor whatif RUN --kind fp8_operand --format mxfp8`.",
     ]
     for title, rules in FAMILIES:
         rows = [f"| [{r.code}]({r.code}.md) | {r.name} | {r.severity.value} |" for r in rules]

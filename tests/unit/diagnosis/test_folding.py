@@ -40,7 +40,7 @@ def test_a_finding_without_step_is_left_alone() -> None:
     assert len(fold([finding("PD104", None), finding("PD101", None)])) == 2
 
 
-@pytest.mark.parametrize(("cause", "effect"), [("PD506", "PD504"), ("PD507", "PD701")])
+@pytest.mark.parametrize(("cause", "effect"), [("PD506", "PD504"), ("PD509", "PD701")])
 def test_one_fault_of_one_module_is_told_once(cause: str, effect: str) -> None:
     """A second moment of zero makes huge updates; a count in half is a sum in half."""
     here, there = (Location(step=3, root="Net#0", module=m) for m in ("head", "body"))

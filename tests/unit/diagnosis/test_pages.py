@@ -55,7 +55,6 @@ NAMES = {
     "PD504": "oversized-weight-updates",
     "PD505": "stalled-second-moment",
     "PD506": "second-moment-underflow",
-    "PD507": "stalled-average",
     "PD508": "master-weights-apart",
     "PD509": "stalled-state",
     "PD510": "cleared-gradients",

@@ -7,7 +7,7 @@ from tests.support.training import NUMEL, Training, normal, tensor
 
 
 def both() -> Training:
-    """Some updates of BF16 weights are lost (PD501, most stick), and a teacher stands still for certain (PD507)."""
+    """Some updates of BF16 weights are lost (PD501, most stick), and a teacher stands still for certain (PD509)."""
     run = Training(weight_dtype="bfloat16")
     for step, rows in run.tensors.items():
         for row in rows:
@@ -22,8 +22,8 @@ def both() -> Training:
 
 def test_among_equals_the_surer_finding_comes_first(tmp_path: Path) -> None:
     found = {f.code: f.confidence for f in diagnose(both().write(tmp_path / "run")).findings}
-    assert [c for c in found if c in ("PD501", "PD507")] == ["PD507", "PD501"]
-    assert found["PD507"] > found["PD501"]
+    assert [c for c in found if c in ("PD501", "PD509")] == ["PD509", "PD501"]
+    assert found["PD509"] > found["PD501"]
 
 
 def never_learnt(rate_at_the_end: float) -> Training:

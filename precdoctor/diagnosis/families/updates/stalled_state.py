@@ -8,22 +8,33 @@ from collections.abc import Hashable
 from precdoctor.diagnosis.advice.wide_weights import wide_weights
 from precdoctor.diagnosis.analyses.parameters import count_of
 from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, is_optimizers, place_finding, scans
-from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
-from precdoctor.diagnosis.claims.relations import when
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.relations import same_module, when, while_it_lasts
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.families.updates.stalled_state_fingerprints import merged_finding, unchanged_prints
 from precdoctor.diagnosis.survey.rows import known_format, text
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32
 
 PAGE = RulePage(
     finds="""
-A tensor that outlives the step (a moment of a hand-written optimizer, an average of weights, a gradient buffer, a
-counter, a factor that is multiplied down) is written to in BF16 or FP16 and keeps its bits, although the same
-arithmetic in FP64 moves it. FP32 counts only where whole numbers beyond 2^24 stand still. Deep scans (`record
---deep-scan`) measure the arithmetic: `add_`, `mul_`, `lerp_`, `addcmul_`, `copy_` of a rounded result, their
-`_foreach_` forms, and `state = state * b + x * (1 - b)`. At least `share` of the elements that FP64 moves must stay, on
-two scanned steps or more; these must include the last one, or be most of all.
+A tensor that outlives the step (a moment of a hand-written optimizer, an average of weights, a running statistic, a
+gradient buffer, a counter, a factor that is multiplied down) is written to in BF16 or FP16 and keeps its bits.
+
+**In a deep scan** (`record --deep-scan`), which does the same arithmetic in FP64: `add_`, `mul_`, `lerp_`, `addcmul_`,
+`copy_` of a rounded result, their `_foreach_` forms, and `state = state * b + x * (1 - b)`. At least `share` of the
+elements that FP64 moves must stay, on two scanned steps or more; these must include the last one, or be most of all.
+FP32 counts only where whole numbers beyond 2^24 stand still.
+
+**Between scans**, where fingerprints show that not a bit changed in `min_writes` recorded writes:
+
+- an average of weights: no gradient reaches it, and the trained weight of the same name and shape went on changing.
+  Such a weight is recorded only after a write, so a frozen layer does not count, and neither does a copy that is made
+  now and then;
+- the `running_mean` or `running_var` of a norm while the other of the two moved, so that averaging is switched on;
+- a count: a buffer of whole numbers that rose from write to write up to the value at which a sum of like terms stalls
+  (256 in BF16, 2048 in FP16, times the term), and has stayed there.
 
 Weights count only if no torch optimizer steps in the run, or if they are a rounded copy of FP32 weights that are filled
 from them before each step; PD501 covers the others. Weight decay (`mul_` of weights in
@@ -31,8 +42,12 @@ BF16 or FP16) counts in any run if it should have taken `decayed` of them by the
 torch's own optimizers. Stochastic rounding, and sums whose remainder the script keeps (Kahan), are not reported.
 """,
     matters="""
-An update below half a unit in the last place is dropped, and so is the next one: an average stays what it was
-initialised to, a second moment never decays, a count stops at 256 (BF16) or 2048 (FP16). Nothing is ever NaN.
+An update below half a unit in the last place is dropped, and so is the next one. An average moves by (1 - decay) of the
+distance to the weight: with a decay of 0.999 that is below half an ulp of BF16 unless the weight is three times as
+large as its average, so the teacher stays what it was initialised to, and evaluation on averaged weights is evaluation
+of the first step. A second moment never decays, a count stops at 256 (BF16) or 2048 (FP16), and what is divided by it
+drifts away from the data. A batch norm trains on the statistics of each batch and shows nothing; evaluation uses the
+running ones. Nothing is ever NaN.
 """,
     example="""
     slow = [p.detach().bfloat16() for p in model.parameters()]
@@ -40,14 +55,17 @@ initialised to, a second moment never decays, a count stops at 256 (BF16) or 204
         s.lerp_(p.to(s.dtype), 1 - 0.999)   # below half an ulp for nearly every element
 """,
     remedy="""
-Keep the state in FP32 and cast it where it is used. An optimizer that gives its states the format of the weights needs
-FP32 weights. Where memory forbids, round stochastically or keep the remainder in a second 16-bit tensor (Kahan
-summation).
+Keep the state in FP32 and cast it where it is used; it costs two more bytes per element. An optimizer that gives its
+states the format of the weights needs FP32 weights. Where memory forbids, round stochastically or keep the remainder in
+a second 16-bit tensor (Kahan summation).
 """,
     confidence="""
-0.9: bits before and after were compared, and the same arithmetic was done in FP64 on the same numbers.
+0.9: bits before and after were compared, in a scan also with the same arithmetic in FP64 on the same numbers. By
+fingerprints 0.75 when the average is of one tensor only, and 0.85 for a count, which the script could also have stopped
+there.
 """,
     references=(
+        "Tarvainen and Valpola, Mean teachers are better role models, arXiv:1703.01780",
         "Zamirai et al., Revisiting BFloat16 Training, arXiv:2010.06192 (updates below half an ulp)",
         "Higham, Accuracy and Stability of Numerical Algorithms, chapter 4 (compensated summation)",
     ),
@@ -58,6 +76,18 @@ _NOUNS = {"weight": "weights", "average": "an average of weights", "gradient": "
 
 
 def check(view: RunView, options: Options) -> Checked:
+    """One finding for each state that a scan saw; what fingerprints show is added to the first, or is one by itself."""
+    scanned, logged = _scanned(view, options), unchanged_prints(RULE, view, options)
+    if scanned.findings and logged.findings:
+        first, *others = scanned.findings
+        return Checked([merged_finding([first, *logged.findings]), *others], f"{scanned.reason}; {logged.reason}")
+    if scanned.findings or logged.findings:
+        return scanned if scanned.findings else logged
+    checked = [c.reason for c in (scanned, logged) if c.status is not Status.NOT_APPLICABLE]
+    return Checked((), "; ".join(checked)) if checked else scanned
+
+
+def _scanned(view: RunView, options: Options) -> Checked:
     """One finding for each state, over all lines that write to it; if the state has no name, for each line."""
     stepped = any(s.optimizer for steps in view.timeline.values() for s in steps)
 
@@ -189,8 +219,10 @@ RULE = Rule(
                    maximum=1.0),
         RuleOption("decayed", 0.1, "fraction", "Least share of the weights that a decay should take during the run.",
                    "Chosen empirically: weights a tenth too large.", maximum=1.0),
+        RuleOption("min_writes", 6.0, "recorded steps", "Least number of writes by which a fingerprint has to change.",
+                   "Chosen empirically: a weight that is at rest for one step is not at rest for six.", 1.0),
     ),
     sampled_steps=False,
-    explains=when(same_line, "PD706"),
+    explains={**when(same_line, "PD706"), **when(while_it_lasts, "PD605"), **when(same_module, "PD701")},
     check=check,
 )  # fmt: skip

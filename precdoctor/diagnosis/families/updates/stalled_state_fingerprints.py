@@ -1,4 +1,4 @@
-"""PD507: a running average or statistic, or its count, that is written to in 16 bits and does not move."""
+"""PD509 without a scan: an average of weights, a running statistic or a count whose fingerprint never changes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from precdoctor.diagnosis.analyses.parameters import HALF
-from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
-from precdoctor.diagnosis.claims.relations import same_module, when, while_it_lasts
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Status
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.survey.frames import Ints, courses, finite
@@ -23,46 +22,6 @@ from precdoctor.diagnosis.survey.rows import Parameter, dotted, known_format, te
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.formats import format_of_dtype
 
-PAGE = RulePage(
-    finds="""
-Averages of weights: weights in BF16 or FP16 that no gradient reaches and that the script writes to step after step (a
-teacher, a target network, an exponential moving average). Not a bit of them changed in `min_writes` writes, while the
-trained weight of the same name and shape went on changing. Weights without gradients are recorded only after a write,
-so a frozen layer does not count, and neither does a copy that is made now and then.
-
-Running statistics of a norm (`running_mean`, `running_var` in 16 bits): one of the two never changed a bit in
-`min_writes` writes or more. The other one did, so averaging is switched on.
-
-Counts: a 16-bit buffer of whole numbers that rose from write to write up to the value at which a sum of like terms
-stalls (256 in BF16, 2048 in FP16, times the term), and has stayed there for `min_writes` writes.
-
-All of it is one finding, which names one tensor and counts the others.
-""",
-    matters="""
-An average moves by (1 - decay) of the distance to the weight. With a decay of 0.999 that is below half an ulp of BF16
-unless the weight is three times as large as its average: the teacher stays what it was initialised to, and evaluation
-on averaged weights is evaluation of the first step. Tensors whose elements differ in size still move in their smallest
-elements and are not found here: one tensor that stands still is reported for all. Sums beside a count that has
-stopped go on for a while, or in some elements, so mean and variance, the sums divided by the count, drift away from the
-data. A batch norm trains on the statistics of each batch and shows nothing; evaluation uses the running ones.
-""",
-    example="""
-    teacher = copy.deepcopy(student).bfloat16()
-    for slow, fast in zip(teacher.parameters(), student.parameters()):
-        slow.lerp_(fast.to(slow.dtype), 1 - 0.999)  # a norm's gain of 1.0 moves by 4e-3 or not at all
-""",
-    remedy="""
-Keep the average in FP32 and cast it where it is used; it costs two more bytes per weight.
-""",
-    confidence="""
-0.9: fingerprints show bit for bit that nothing changed, and that the script wrote to it. 0.75 when the average is of
-one tensor only; 0.85 for a count, which the script could also have stopped there.
-""",
-    references=(
-        "Tarvainen and Valpola, Mean teachers are better role models, arXiv:1703.01780",
-        "Zamirai et al., Revisiting BFloat16 Training, arXiv:2010.06192 (updates below half an ulp)",
-    ),
-)
 _COLUMNS = ("dtype", "module_class", "numel", "shape", "fingerprint")
 _BUFFER_COLUMNS = ("module_class", "dtype", "numel", "nan", "pos_inf", "neg_inf", "amax", "sum", "amin_nonzero",
                    "fingerprint")  # fmt: skip
@@ -149,27 +108,27 @@ class _Buffer(_Written):
         return self.value in (stalls, stalls * rises.min())
 
 
-def check(view: RunView, options: Options) -> Checked:
+def unchanged_prints(rule: Rule, view: RunView, options: Options) -> Checked:
     """One finding over all tensors that stand still: averages of weights, running statistics, counts, in this order."""
-    averages, buffers = _averages(view, options), _buffers(view)
+    averages, buffers = _averages(rule, view, options), _buffers(view)
     counts = {p: b for p, b in buffers.items() if b.idle >= options["min_writes"] and b.is_swamped_count()}
     statistics = _running_statistics(buffers, options["min_writes"])
     still = {p: b for p, b in statistics.items() if not b.changes.size}
     found: list[tuple[str, Finding]] = [(averages.reason, f) for f in averages.findings]
     if still:
         seen = f"{len(still):,} of {plural(len(statistics), '16-bit running statistic')} never change"
-        found.append((seen, _statistics_finding(still, options)))
+        found.append((seen, _statistics_finding(rule, still, options)))
     if counts:
         seen = f"{plural(len(counts), '16-bit count')} at the value where adding one stops"
-        found.append((seen, _count_finding(counts, options)))
+        found.append((seen, _count_finding(rule, counts, options)))
     if found:
-        return Checked([_merged_finding([f for _, f in found])], "; ".join(seen for seen, _ in found))
+        return Checked([merged_finding([f for _, f in found])], "; ".join(seen for seen, _ in found))
     if statistics and averages.status is Status.NOT_APPLICABLE:
         return Checked((), f"{plural(len(statistics), '16-bit running statistic')}, and all of them move")
     return averages
 
 
-def _merged_finding(findings: Sequence[Finding]) -> Finding:
+def merged_finding(findings: Sequence[Finding]) -> Finding:
     """The first finding, with the titles of the others in its message and their prescriptions behind its own."""
     first, *others = findings
     if not others:
@@ -182,7 +141,7 @@ def _merged_finding(findings: Sequence[Finding]) -> Finding:
     )
 
 
-def _averages(view: RunView, options: Options) -> Checked:
+def _averages(rule: Rule, view: RunView, options: Options) -> Checked:
     """Check the averages of weights in BF16 or FP16."""
     weights = _survey(view)
     trained = view.places("weight_grad") | view.places("weight_grad_step")
@@ -198,7 +157,7 @@ def _averages(view: RunView, options: Options) -> Checked:
     stalled = {p: t for p, t in averages.items() if not weights[p].changes.size and weights[t].changes.size}
     if not stalled:
         return Checked((), f"{seen} of weights, and all of them move")
-    finding = _finding(stalled, averages, weights, options)
+    finding = _average_finding(rule, stalled, averages, weights, options)
     return Checked([finding], f"{len(stalled):,} of {seen} do not move")
 
 
@@ -262,7 +221,8 @@ def _and_more(places: Sized) -> str:
     return f" (and {len(places) - 1:,} more)" if len(places) > 1 else ""
 
 
-def _finding(
+def _average_finding(
+    rule: Rule,
     stalled: Mapping[Parameter, Parameter],
     averages: Mapping[Parameter, Parameter],
     weights: Mapping[Parameter, _Weight],
@@ -279,7 +239,7 @@ def _finding(
         f"{weight.half_ulp:.2g} of an element. {len(stalled):,} of {plural(len(averages), 'averaged tensor')} stand "
         "still."
     )
-    return RULE.finding(
+    return rule.finding(
         confidence=0.9 if len(averages) > 1 else 0.75,
         title=f"the average `{dotted(*place[1:])}`{_and_more(stalled)} is written to and never moves in {weight.dtype}",
         message=message,
@@ -308,7 +268,7 @@ def _finding(
     )
 
 
-def _statistics_finding(stalled: Mapping[Parameter, _Buffer], options: Options) -> Finding:
+def _statistics_finding(rule: Rule, stalled: Mapping[Parameter, _Buffer], options: Options) -> Finding:
     place, buffer = max(stalled.items(), key=lambda item: (item[1].steps.size, item[0]))
     label, extra = dotted(*place[1:]), 2 * sum(b.numel for b in stalled.values())
     message = (
@@ -318,7 +278,7 @@ def _statistics_finding(stalled: Mapping[Parameter, _Buffer], options: Options) 
         f"{buffer.half_ulp:.2g} of an element. Evaluation will use its first value. "
         f"{plural(len(stalled), 'running statistic')} in all."
     )
-    return RULE.finding(
+    return rule.finding(
         confidence=0.9,
         title=f"the running statistic `{label}`{_and_more(stalled)} is written to and never moves in {buffer.dtype}",
         message=message,
@@ -341,7 +301,7 @@ def _statistics_finding(stalled: Mapping[Parameter, _Buffer], options: Options) 
     )
 
 
-def _count_finding(counts: Mapping[Parameter, _Buffer], options: Options) -> Finding:
+def _count_finding(rule: Rule, counts: Mapping[Parameter, _Buffer], options: Options) -> Finding:
     place, count = max(counts.items(), key=lambda item: item[1].idle)
     label, extra = dotted(*place[1:]), 2 * sum(b.numel for b in counts.values())
     ulp = 2.0 ** math.floor(math.log2(count.value)) * format_of_dtype(count.dtype).ulp_at_one
@@ -351,7 +311,7 @@ def _count_finding(counts: Mapping[Parameter, _Buffer], options: Options) -> Fin
         f"changing a bit: neighbours in {count.dtype} are {ulp:g} apart there, and half of that is rounded away. "
         f"Quotients of this count are wrong from step {count.last_change} on, and sums beside it stall later."
     )
-    return RULE.finding(
+    return rule.finding(
         confidence=0.85,
         title=f"the count `{label}`{_and_more(counts)} stops at {count.value:,g}, where adding one is lost in "
         f"{count.dtype}",
@@ -377,18 +337,3 @@ def _count_finding(counts: Mapping[Parameter, _Buffer], options: Options) -> Fin
             ),
         ),
     )
-
-
-RULE = Rule(
-    code="PD507",
-    name="stalled-average",
-    severity=Severity.WARNING,
-    triage=Triage.OPTIMIZER,
-    page=PAGE,
-    options=(
-        RuleOption("min_writes", 6.0, "recorded steps", "Least number of writes by which an average must have moved.",
-                   "Chosen empirically: a weight that is at rest for one step is not at rest for six.", 1.0),
-    ),
-    explains={**when(while_it_lasts, "PD605"), **when(same_module, "PD701")},
-    check=check,
-)  # fmt: skip
