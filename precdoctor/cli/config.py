@@ -223,8 +223,7 @@ def _table(project: Path) -> Mapping[str, Any] | None:
         return None
     if not isinstance(tool["precdoctor"], dict):
         raise UsageError(f"{project}: precdoctor is a table; write [tool.precdoctor.record] above its keys")
-    table: Mapping[str, Any] = tool["precdoctor"]
-    return table
+    return tool["precdoctor"]
 
 
 def _load(file: Path) -> dict[str, Any]:

@@ -199,8 +199,7 @@ def _gradients(view: RunView, steps: Sequence[int]) -> Course:
     squares = rows["sum_sq"] / rows["multiplier"] ** 2 / rows["numel"]
     rows = rows.assign(amax=rows["amax"] / rows["multiplier"], square=squares)
     named = rows.astype(dict.fromkeys(IDENTITY[:-1], str))
-    course: Course = named.groupby([*IDENTITY, "step"])[["amax", "square"]].max()
-    return course
+    return named.groupby([*IDENTITY, "step"])[["amax", "square"]].max()
 
 
 def _ratios(ours: Course, theirs: Course, which: str) -> Iterator[tuple[Key, dict[int, float]]]:

@@ -159,8 +159,7 @@ def tally(bins: Bins, fmt: Format) -> Tally:
 def _share(part: Floats, whole: Floats, all_of_it: Bools) -> Floats:
     """Return ``part / whole``, clipped to 0 .. 1; 0 for an empty whole, 1 where ``all_of_it``."""
     share = np.clip(np.divide(part, whole, out=np.zeros_like(part), where=whole > 0.0), 0.0, 1.0)
-    out: Floats = np.where(all_of_it, 1.0, share)
-    return out
+    return np.where(all_of_it, 1.0, share)
 
 
 def _relative_error(bins: Bins, fmt: Format, limits: Limits, per_tensor: Callable[[Floats], Floats]) -> Floats:
@@ -186,8 +185,7 @@ def _relative_error(bins: Bins, fmt: Format, limits: Limits, per_tensor: Callabl
     lost[known] = (b[known] - cast) ** 2
     energy = per_tensor(bins.counts * square)
     error = per_tensor(bins.counts * lost)
-    out: Floats = np.divide(error, energy, out=np.zeros_like(error), where=energy > 0.0)
-    return out
+    return np.divide(error, energy, out=np.zeros_like(error), where=energy > 0.0)
 
 
 def ragged(lengths: Ints) -> tuple[Ints, Ints]:

@@ -192,8 +192,7 @@ def _tensor(drift: Drift) -> dict[str, Any]:
         "steps": len(drift.steps),
     }
     place = {"root": root, "module": module, "kind": kind, "name": name, "call": call}
-    row: dict[str, Any] = jsonable({**place, "dtype_a": drift.dtypes[0], "dtype_b": drift.dtypes[1], **values})
-    return row
+    return jsonable({**place, "dtype_a": drift.dtypes[0], "dtype_b": drift.dtypes[1], **values})
 
 
 def print_applied(applied: Applied, console: Console) -> None:

@@ -88,10 +88,7 @@ class Query:
             raise TypeError("rows are numbered for a list of terms only")
         if self.predicate is None:
             return np.arange(batch.num_rows)
-        found: npt.NDArray[np.int64] = np.flatnonzero(
-            _matches(batch, self.predicate).fill_null(False).to_numpy(zero_copy_only=False)
-        )
-        return found
+        return np.flatnonzero(_matches(batch, self.predicate).fill_null(False).to_numpy(zero_copy_only=False))
 
     def select(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows and columns of the query, from a batch with the columns ``needed`` and ``attempt``."""

@@ -245,8 +245,7 @@ def _message(metadata: memoryview, rest: memoryview) -> tuple[int, int, int]:
 def _unpack(layout: str, data: memoryview, offset: int) -> int:
     if offset < 0:
         raise ValueError("an offset below zero")
-    value: int = struct.unpack_from(layout, data, offset)[0]
-    return value
+    return struct.unpack_from(layout, data, offset)[0]
 
 
 def _slot(data: memoryview, table: int, field: int) -> int | None:

@@ -155,8 +155,7 @@ def _norms(view: RunView, kind: str) -> pd.DataFrame:
     steps = steps[:: max(1, math.ceil(len(steps) / _STEPS))]
     rows = view.measured(("norm", "non_finite"), (kind,), columns=_COLUMNS, steps=steps)
     whole = (rows["non_finite"] == 0) & rows["norm"].notna() & (rows["numel"] > 0)
-    known: pd.DataFrame = rows[whole & (rows["phase"] != "recompute")]
-    return known
+    return rows[whole & (rows["phase"] != "recompute")]
 
 
 def _links(rows: pd.DataFrame) -> Iterator[tuple[Link, tuple[str, str], int]]:

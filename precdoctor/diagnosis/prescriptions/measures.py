@@ -139,8 +139,7 @@ def given_gradients(view: RunView, scope: Scope) -> pd.DataFrame:
     columns = ("exp_lo", "exp_hist", "numel", "sum_sq", "nan")
     rows = view.measured(("multiplier",), (scope.kind,), columns=columns, where=scope.place_terms)
     rows = rows[rows["sum_sq"].notna() & (rows["nan"] == 0) & (rows["multiplier"] == 1.0)]
-    held: pd.DataFrame = rows[histograms(rows).total > 0]
-    return held
+    return rows[histograms(rows).total > 0]
 
 
 def below_eps(gradients: pd.DataFrame, eps: float) -> float | None:

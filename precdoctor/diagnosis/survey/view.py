@@ -240,7 +240,6 @@ def remembered(make: Callable[Concatenate[RunView, _P], _T]) -> Callable[Concate
         key = (make, args, *kwargs.items())
         if key not in view.memo:
             view.memo[key] = make(view, *args, **kwargs)
-        result: _T = view.memo[key]
-        return result
+        return view.memo[key]
 
     return shared

@@ -5,7 +5,7 @@ from __future__ import annotations
 from precdoctor.diagnosis.analyses.scan_effects import EFFECT, effect_words, has_effect, wrong_share
 from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, place_finding, short_name, stands
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.survey.rows import known_format, text
 from precdoctor.diagnosis.survey.view import RunView
@@ -133,12 +133,6 @@ def _rounded_finding(view: RunView, group: Group, options: Options) -> Finding:
     limit = "" if whole else f", limit {percent(least)}"
     if not whole and wrong < least * of:
         limit = f", in {percent(_wrong_row_share(fact))} of the rows, limit {percent(options['wrong_share'])}"
-    message = (
-        f"{fact.op_words} subtracts numbers that had been rounded to {dtype}. {wrong:,} of {of:,} non-zero "
-        f"differences ({share}{limit}) are off by more than half, {zeros:,} are exactly zero, for instance "
-        f"{fact.number('seen'):.4g} where the numbers before the cast give {fact.number('exact'):.4g}."
-        f"{error}{effect_words(fact, options['effect'])}{group.elsewhere_words}"
-    )
     what = (
         f"{percent(noise)} noise" if whole and wrong < of / 2 else f"rounding only: {share} of its elements are wrong"
     )
@@ -147,7 +141,10 @@ def _rounded_finding(view: RunView, group: Group, options: Options) -> Finding:
         view,
         group,
         title=f"a difference {fact.place_words} is {dtype} {what}{fact.line}",
-        message=message,
+        message=f"{fact.op_words} subtracts numbers that had been rounded to {dtype}. {wrong:,} of {of:,} non-zero "
+        f"differences ({share}{limit}) are off by more than half, {zeros:,} are exactly zero, for instance "
+        f"{fact.number('seen'):.4g} where the numbers before the cast give "
+        f"{fact.number('exact'):.4g}.{error}{effect_words(fact, options['effect'])}{group.elsewhere_words}",
         certain=(0.9, _ROUNDED),
         limits={name: options[name] for name in ("bits_left", "wrong_share", "noise")},
         prescription=Prescription(
@@ -229,20 +226,17 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     lost, wrong, of = min(fact.number("bits_lost"), bits), fact.count("wrong"), fact.count("of")
     op, there = fact.where("used_by")
     share = percent(wrong_share(fact))
-    message = (
-        f"{fact.op_words} subtracts two moments that agree in {lost:.0f} of {fact.dtype}'s {bits} bits (median; "
-        f"limit {bits - options['bits_left']:.0f}). After {short_name(op)}{there}, {wrong:,} of {of:,} elements "
-        f"({share}, limit {percent(options['wrong_share'])}) are off by a quarter or more, for instance "
-        f"{fact.number('seen'):.4g} where FP64 gives {fact.number('exact'):.4g}."
-        f"{effect_words(fact, options['effect'])}{group.elsewhere_words}"
-    )
     return place_finding(
         RULE,
         view,
         group,
         title=f"a variance {fact.place_words} cancels in {lost:.0f} of {bits} bits: {share} of the results made of it "
         f"are wrong{fact.line}",
-        message=message,
+        message=f"{fact.op_words} subtracts two moments that agree in {lost:.0f} of {fact.dtype}'s {bits} bits "
+        f"(median; limit {bits - options['bits_left']:.0f}). After {short_name(op)}{there}, {wrong:,} of {of:,} "
+        f"elements ({share}, limit {percent(options['wrong_share'])}) are off by a quarter or more, for instance "
+        f"{fact.number('seen'):.4g} where FP64 gives "
+        f"{fact.number('exact'):.4g}.{effect_words(fact, options['effect'])}{group.elsewhere_words}",
         certain=group.certainty(0.95, _MEASURED),
         limits={name: options[name] for name in ("bits_left", "wrong_share", "effect")},
         prescription=Prescription(
@@ -266,17 +260,15 @@ RULE = Rule(
     options=(
         RuleOption("bits_left", 3.0, "bits", "Least number of significant bits that must be left.",
                    "Within three bits of the significand the leading digit of the difference is in doubt."),
-        RuleOption("wrong_share", 0.5, "fraction",
-                   "Least share of the elements of the next result that are off by a quarter or more.",
-                   "Chosen empirically: most of them; constant rows, whose variance is zero, are always lost.",
-                   maximum=1.0),
-        RuleOption("strong_effect", 2.0**-4, "fraction",
-                   "Error in the result that it feeds; from here on few elements do.",
-                   "Sixteen times what training tolerates: the result keeps four bits.", maximum=1.0),
-        RuleOption("few", 0.1, "fraction", "Least share of wrong elements with such an effect.",
-                   "Chosen empirically: one channel of ten.", maximum=1.0),
-        RuleOption("noise", 0.125, "fraction", "Least error of differences of rounded data or of running sums (L2).",
-                   "No format of eight bits rounds as coarsely: E5M2 errs by at most 12.5 %.", maximum=1.0),
+        fraction("wrong_share", 0.5,
+                 "Least share of the elements of the next result that are off by a quarter or more.",
+                 "Chosen empirically: most of them; constant rows, whose variance is zero, are always lost."),
+        fraction("strong_effect", 2.0**-4, "Error in the result that it feeds; from here on few elements do.",
+                 "Sixteen times what training tolerates: the result keeps four bits."),
+        fraction("few", 0.1, "Least share of wrong elements with such an effect.",
+                 "Chosen empirically: one channel of ten."),
+        fraction("noise", 0.125, "Least error of differences of rounded data or of running sums (L2).",
+                 "No format of eight bits rounds as coarsely: E5M2 errs by at most 12.5 %."),
         EFFECT,
     ),
     sampled_steps=False,

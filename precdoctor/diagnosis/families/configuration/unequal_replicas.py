@@ -97,8 +97,7 @@ def check(view: RunView, options: Options) -> Checked:
     if trained is not None and (apart := steps_apart(view, trained)) is not None:
         return Checked.indeterminate(f"{seen}, but ranks count their steps differently: {apart}")
     compared = [replicas.weights[n] for n in summary["weight"].to_pylist()]
-    finding = _finding(view, lasting, compared, options)
-    return Checked([finding], f"{len(lasting):,} of {seen} differ")
+    return Checked([_finding(view, lasting, compared, options)], f"{len(lasting):,} of {seen} differ")
 
 
 def _finding(view: RunView, lasting: Sequence[Difference], compared: Sequence[Weight], options: Options) -> Finding:

@@ -140,14 +140,12 @@ class Casts(Sequence[Cast]):
     @cached_property
     def scale_is_sound(self) -> Mask:
         """Whether each scale is finite and above zero, or unknown."""
-        sound: Mask = np.isnan(self.scale) | ((self.scale > 0.0) & (self.scale < math.inf))
-        return sound
+        return np.isnan(self.scale) | ((self.scale > 0.0) & (self.scale < math.inf))
 
     @cached_property
     def sound(self) -> Mask:
         """Whether each cast has a sound scale and no non-finite element."""
-        sound: Mask = self.scale_is_sound & (self.non_finite == 0)
-        return sound
+        return self.scale_is_sound & (self.non_finite == 0)
 
     @cached_property
     def amax(self) -> Floats:

@@ -70,8 +70,7 @@ def rounding_magnitude(fmt: Format) -> float:
 def masses(histogram: ExponentHistogram) -> npt.NDArray[np.float64]:
     """Sum of magnitudes per bin, each taken at the middle of its bin; unit: the upper end of the last bin."""
     size = histogram.counts.size
-    found: npt.NDArray[np.float64] = histogram.counts * (1.5 * np.exp2(np.arange(size) - float(size)))
-    return found
+    return histogram.counts * (1.5 * np.exp2(np.arange(size) - float(size)))
 
 
 def _flushed_magnitude(histogram: ExponentHistogram, fmt: Format, multiplier: float) -> float:

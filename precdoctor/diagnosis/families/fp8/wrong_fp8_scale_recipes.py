@@ -104,8 +104,7 @@ def _jumped(operand: Operand) -> Mask:
     sized, casts = operand.casts[operand.casts.amax > 0.0], operand.scaled
     before = np.searchsorted(sized.step, casts.step)[:, None] - (1, 2)
     fits = np.append(sized.amax, math.nan)[before] * casts.scale[:, None] <= _FITTED * operand.fmt.max
-    jumped: Mask = ((before >= 0) & fits).any(axis=1)
-    return jumped
+    return ((before >= 0) & fits).any(axis=1)
 
 
 def replayed_effect(operand: Operand, recipe: Recipe, lost_db: float, flushed_share: float) -> ScaleEffect:

@@ -154,17 +154,14 @@ def _finding(view: RunView, key: Key, history: History, growing: Mapping[Key, Tr
     rows = view.any_rows(step)
     row = next((r for r in rows if r.key == key), None)
     label = row.label if row is not None else f"`{key[1] or key[0]}` {key[2]}"
-    message = (
-        f"{label[0].upper()}{label[1:]} ({history.dtype}) grows by a factor of {2.0 ** (100.0 * trend.slope):.3g} per "
-        f"100 steps: amax {points[0][1]:.4g} at step {points[0][0]}, {amax:.4g} at step {step}. That is "
-        f"{headroom:.1f} binades below {limit:g} (limit {options['max_headroom']:g}). At this rate it overflows in "
-        f"{left.estimate:,.0f} steps (95 %: {left.interval_words}), about step {step + round(left.estimate):,}. "
-        f"{plural(len(growing), 'tensor')} with such a trend."
-    )
     return RULE.finding(
         confidence=0.7 if left.is_wide or trend.is_short else 0.85,
         title=f"{label} grows into {history.dtype}'s limit: overflow in about {left.estimate:,.0f} steps",
-        message=message,
+        message=f"{label[0].upper()}{label[1:]} ({history.dtype}) grows by a factor of "
+        f"{2.0 ** (100.0 * trend.slope):.3g} per 100 steps: amax {points[0][1]:.4g} at step {points[0][0]}, {amax:.4g} "
+        f"at step {step}. That is {headroom:.1f} binades below {limit:g} (limit {options['max_headroom']:g}). At this "
+        f"rate it overflows in {left.estimate:,.0f} steps (95 %: {left.interval_words}), about step "
+        f"{step + round(left.estimate):,}. {plural(len(growing), 'tensor')} with such a trend.",
         location=Location(key[0], key[1], history.module_class or None, key[2], Phase.FORWARD, 0, step),
         evidence={
             "binades_per_100_steps": 100.0 * trend.slope,
@@ -266,18 +263,15 @@ def _coarse_finding(coarse: Mapping[Key, _CoarseLogits], options: Options) -> Fi
     history, place = logits.history, key[1] or key[0]
     step = history.points()[-1][0]
     capped = _spacing(history, _CAP)
-    message = (
-        f"The {history.dtype} logits from `{place}` to a softmax have grown from {logits.first:.3g} to "
-        f"{logits.last:.3g} ({logits.last / logits.first:.2g} times, limit {options['logit_growth']:g}). Neighbours in "
-        f"{history.dtype} are {logits.spacing:g} nats apart there (limit {options['logit_spacing']:g}). Rounding alone "
-        f"changes a probability by up to {math.exp(logits.spacing / 2.0):.2g} times. "
-        f"{plural(len(coarse), 'such output')} in all."
-    )
     return RULE.finding(
         confidence=0.7,
         title=f"the logits of `{place}` have grown to {logits.last:.3g}, where {history.dtype} resolves only "
         f"{logits.spacing:g} nats",
-        message=message,
+        message=f"The {history.dtype} logits from `{place}` to a softmax have grown from {logits.first:.3g} to "
+        f"{logits.last:.3g} ({logits.last / logits.first:.2g} times, limit {options['logit_growth']:g}). Neighbours in "
+        f"{history.dtype} are {logits.spacing:g} nats apart there (limit {options['logit_spacing']:g}). Rounding alone "
+        f"changes a probability by up to {math.exp(logits.spacing / 2.0):.2g} times. "
+        f"{plural(len(coarse), 'such output')} in all.",
         location=Location(key[0], key[1], history.module_class or None, key[2], Phase.FORWARD, 0, step),
         evidence={
             "amax": logits.last,

@@ -14,7 +14,7 @@ import pandas as pd
 from precdoctor.diagnosis.analyses.histories import by_optimizer, watched_steps
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Source, at_line
 from precdoctor.diagnosis.claims.relations import anywhere, when
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.frames import AT, at, finite, firsts, groups, on_steps, pairs
 from precdoctor.diagnosis.survey.measures import column
@@ -180,16 +180,13 @@ def _survey(view: RunView) -> Mapping[_StepKey, _Step]:
 def _finding(guilty: Mapping[_StepKey, _Step], share: float, options: Options) -> Finding:
     (process, first), facts = min(guilty.items(), key=lambda item: item[0])
     factor, few = median(s.factor for s in guilty.values()), len(guilty) < 4
-    message = (
-        f"On {plural(len(guilty), 'recorded step')} ({percent(share)}, limit {percent(options['share'])}) the optimizer"
-        f" got {factor:.3g} of the unscaled gradient, in the median of {plural(facts.weights, 'weight')}. The loss"
-        f" scale is {facts.scale:g} at step {first}, and 1 / {facts.scale:g} is {1.0 / facts.scale:.3g}: the script "
-        "divided by it once more, before or after the scaler."
-    )
     return RULE.finding(
         confidence=0.8 if few else 0.95,
         title=f"gradients are unscaled twice: the optimizer gets {factor:.3g} of them",
-        message=message,
+        message=f"On {plural(len(guilty), 'recorded step')} ({percent(share)}, limit {percent(options['share'])}) the "
+        f"optimizer got {factor:.3g} of the unscaled gradient, in the median of {plural(facts.weights, 'weight')}. The "
+        f"loss scale is {facts.scale:g} at step {first}, and 1 / {facts.scale:g} is {1.0 / facts.scale:.3g}: the "
+        "script divided by it once more, before or after the scaler.",
         location=location(None, Phase.OPTIMIZER, process, first),
         evidence={
             "given_share": factor,
@@ -385,9 +382,9 @@ RULE = Rule(
     options=(
         RuleOption("tolerance", 0.1, "binades", "Distance of the found factor from one more division by the scale.",
                    "Chosen empirically: the division is exact; a clipped norm varies by more than 7 % between steps."),
-        RuleOption("share", 0.8, "fraction", "Minimum share of the recorded steps.",
-                   "Chosen empirically: the order of two calls is the same on every step; a clipped norm meets 1/S by "
-                   "chance.", maximum=1.0),
+        fraction("share", 0.8, "Minimum share of the recorded steps.",
+                 "Chosen empirically: the order of two calls is the same on every step; a clipped norm meets 1/S by "
+                 "chance."),
         RuleOption("min_scale", 256.0, "loss scale", "Minimum loss scale.",
                    "Chosen empirically: few runs accumulate over more micro-steps.", 2.0),
     ),

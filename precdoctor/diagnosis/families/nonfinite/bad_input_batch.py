@@ -13,7 +13,7 @@ from precdoctor.diagnosis.analyses.bad_data import as_given, delivered_tensor, d
 from precdoctor.diagnosis.analyses.replays import replay_at
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import when, while_it_lasts
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.nonfinite.bad_steps import incident_steps
 from precdoctor.diagnosis.families.nonfinite.incident import Incident, Report
@@ -271,9 +271,8 @@ RULE = Rule(
             "follow_steps", 2.0, "steps", "Number of steps within which an incident is attributed to an extreme batch.",
             "One step for the weights to move, one for the overflow.",
         ),
-        RuleOption(
-            "usual_share", 0.1, "fraction", "Non-finite values in more batches than this belong to the data set.",
-            maximum=1.0,
+        fraction(
+            "usual_share", 0.1, "Non-finite values in more batches than this belong to the data set."
         ),
     ),
     explains=when(while_it_lasts, "PD101", "PD102", "PD103", "PD105", "PD106", "PD301", "PD302", "PD603", "PD605"),

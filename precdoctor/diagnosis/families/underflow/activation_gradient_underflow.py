@@ -121,19 +121,16 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
     confidence, why = flush_confidence(row, len(found.steps))
     if tensor.dead:
         confidence, why = 0.7, "the tensor is zero throughout; the gradient before it was dying"
-    message = (
-        f"Rounding to {row.dtype} set {percent(tensor.share)} of the gradient of the output of `{row.place}` to zero, "
-        f"in the median of {plural(tensor.steps, 'step')} (limit {percent(options['flushed_share'])}). It "
-        f"removed {percent(tensor.lost_share)} of the magnitude (limit {percent(options['lost_magnitude'])}). "
-        f"{_channel_words(channels)}{_range_words(row, tensor.fmt)} "
-        f"Loss scale: {current:g}. {plural(len(guilty), 'gradient')} of {len(found.tensors):,} above the limits."
-    )
     backward = [r for r in rows if r.kind in ("loss", "grad_output") and r.order is not None]
     return RULE.finding(
         severity=Severity.ERROR if tensor.share >= options["error_share"] else Severity.WARNING,
         confidence=confidence,
         title=f"{percent(tensor.share)} of the gradient of `{row.place}` is flushed to zero in {tensor.fmt.name}",
-        message=message,
+        message=f"Rounding to {row.dtype} set {percent(tensor.share)} of the gradient of the output of `{row.place}` "
+        f"to zero, in the median of {plural(tensor.steps, 'step')} (limit {percent(options['flushed_share'])}). It "
+        f"removed {percent(tensor.lost_share)} of the magnitude (limit {percent(options['lost_magnitude'])}). "
+        f"{_channel_words(channels)}{_range_words(row, tensor.fmt)} Loss scale: {current:g}. "
+        f"{plural(len(guilty), 'gradient')} of {len(found.tensors):,} above the limits.",
         location=location(row, Phase.BACKWARD, process, step),
         evidence={
             "flushed_share": tensor.share,
@@ -202,19 +199,17 @@ def _op_finding(view: RunView, group: Group) -> Finding:
     listed = fact.data.get("zero_gradients_of")
     dead = [text(name) for name in listed] if isinstance(listed, list) else []
     names = ", ".join(f"`{n}`" for n in dead[:3])
-    message = (
-        f"At step {fact.step}, {fact.op}{fact.line} {fact.place_words} returned zeros for {flushed:,} of {of:,} "
-        f"elements that are not zero in FP64 (limit {percent(_OP_FLUSHED)}). They hold {percent(fact.number('lost'))} "
-        f"of the gradient's magnitude (limit {percent(_OP_LOST)}); {percent(fact.number('channels'))} of the channels "
-        f"are zero throughout. Their exact values reach {fact.number('exact_amax'):.3g}. "
-        f"Weights whose gradient is exactly zero: {zero}{f' ({names})' if names else ''}.{group.elsewhere_words}"
-    )
     return RULE.finding(
         severity=Severity.ERROR if zero else Severity.WARNING,
         confidence=0.9,
         title=f"{percent(fact.share('flushed', 'of'))} of a gradient is flushed to zero by {fact.short} "
         f"{fact.place_words}{fact.line}",
-        message=message,
+        message=f"At step {fact.step}, {fact.op}{fact.line} {fact.place_words} returned zeros for {flushed:,} of "
+        f"{of:,} elements that are not zero in FP64 (limit {percent(_OP_FLUSHED)}). They hold "
+        f"{percent(fact.number('lost'))} of the gradient's magnitude (limit {percent(_OP_LOST)}); "
+        f"{percent(fact.number('channels'))} of the channels are zero throughout. Their exact values reach "
+        f"{fact.number('exact_amax'):.3g}. Weights whose gradient is exactly zero: "
+        f"{zero}{f' ({names})' if names else ''}.{group.elsewhere_words}",
         location=_op_location(view, group, dead),
         evidence=evidence_of(
             group,

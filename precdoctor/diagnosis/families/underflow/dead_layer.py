@@ -14,7 +14,7 @@ import numpy as np
 
 from precdoctor.diagnosis.analyses.histories import watched_steps
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Severity
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import named, plural
 from precdoctor.diagnosis.families.underflow.dead_layer_dying import dying_finding, find_death
 from precdoctor.diagnosis.families.underflow.dead_layer_flushed import find_flushed_zeros, flushed_finding
@@ -333,12 +333,12 @@ RULE = Rule(
     options=(
         RuleOption("min_steps", 6.0, "steps", "Recorded steps that must all have a gradient of zero.",
                    "Chosen empirically: layers behind a zero-initialised one get theirs after the first updates.", 2.0),
-        RuleOption("saturated_share", 0.5, "fraction",
-                   "Share of a layer's output gradient that is zero because the function behind the layer is flat.",
-                   "Half of it; tanh is 1 in FP32 from 9 on.", maximum=1.0),
-        RuleOption("died_share", 0.9, "fraction",
-                   "Share of an activation, and of the gradient of the weight before it, that is zero since the death.",
-                   "Chosen empirically: nearly all; half of a healthy ReLU's output is zero.", 0.5, 1.0),
+        fraction("saturated_share", 0.5,
+                 "Share of a layer's output gradient that is zero because the function behind the layer is flat.",
+                 "Half of it; tanh is 1 in FP32 from 9 on."),
+        fraction("died_share", 0.9,
+                 "Share of an activation, and of the gradient of the weight before it, that is zero since the death.",
+                 "Chosen empirically: nearly all; half of a healthy ReLU's output is zero.", 0.5),
     ),
     check=check,
     step_columns=("lr", "skipped"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, done_steps, place_finding, stands
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import same_module, when
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.view import RunView
@@ -243,14 +243,13 @@ RULE = Rule(
     triage=Triage.BACKWARD,
     page=PAGE,
     options=(
-        RuleOption("lost", 0.75, "fraction", "Least share of the arriving gradient's magnitude that ends there.",
-                   "Chosen empirically: most of it.", maximum=1.0),
-        RuleOption("channels", 0.5, "fraction", "Least share of channels through which no gradient passes.",
-                   "Half of a layer.", maximum=1.0),
-        RuleOption("all_channels", 0.9, "fraction", "The same on the last scanned step, if it began later.",
-                   "Nearly all of a layer.", maximum=1.0),
-        RuleOption("open", 1.0 / 32, "fraction", "Most of an even softmax's gradient that its median row passes.",
-                   "Chosen empirically: scores with a standard deviation of 8 pass a tenth.", maximum=1.0),
+        fraction("lost", 0.75, "Least share of the arriving gradient's magnitude that ends there.",
+                 "Chosen empirically: most of it."),
+        fraction("channels", 0.5, "Least share of channels through which no gradient passes.", "Half of a layer."),
+        fraction("all_channels", 0.9, "The same on the last scanned step, if it began later.",
+                 "Nearly all of a layer."),
+        fraction("open", 1.0 / 32, "Most of an even softmax's gradient that its median row passes.",
+                 "Chosen empirically: scores with a standard deviation of 8 pass a tenth."),
     ),
     sampled_steps=False,
     explains=when(stops_gradient, "PD203", "PD204"),

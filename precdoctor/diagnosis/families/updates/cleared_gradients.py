@@ -159,8 +159,7 @@ def _rows(view: RunView) -> pd.DataFrame:
     rows = view.measured((), _KINDS, columns=_COLUMNS)
     number, held, zeros = (step_values(rows, {key: value[i] for key, value in usable.items()}) for i in range(3))
     rows = rows.assign(optimizer=number, held=held, zeros=zeros == 1.0, alive=rows["zero"] < rows["numel"])
-    stepped: pd.DataFrame = rows[rows["held"].notna()]
-    return stepped
+    return rows[rows["held"].notna()]
 
 
 def _steps(rows: pd.DataFrame, made: pd.DataFrame) -> pd.DataFrame:
@@ -172,8 +171,7 @@ def _steps(rows: pd.DataFrame, made: pd.DataFrame) -> pd.DataFrame:
     given = rows[rows["alive"] & rows["kind"].isin(["weight_grad_step", "update"]) & ~rows["zeros"]]
     ids, fed = groups(made, AT), on_steps(made, set(at(given.iloc[firsts(groups(given, AT))])))
     emptied = on_steps(made, _emptied_steps(rows, made))
-    steps: pd.DataFrame = made.assign(weights=np.bincount(ids)[ids], fed=fed, emptied=emptied).iloc[firsts(ids)]
-    return steps
+    return made.assign(weights=np.bincount(ids)[ids], fed=fed, emptied=emptied).iloc[firsts(ids)]
 
 
 def _emptied_steps(rows: pd.DataFrame, made: pd.DataFrame) -> set[tuple[Process, int]]:
@@ -190,8 +188,7 @@ def _emptied_steps(rows: pd.DataFrame, made: pd.DataFrame) -> set[tuple[Process,
 def _weights_with_gradients(rows: pd.DataFrame) -> pd.DataFrame:
     """Return one row per step and weight whose gradient, after backward, is finite and not all zeros."""
     made = rows[rows["alive"] & (rows["kind"] == "weight_grad") & finite(rows)]
-    once: pd.DataFrame = made.iloc[firsts(groups(made, (*AT, *PARAMETER)))]
-    return once
+    return made.iloc[firsts(groups(made, (*AT, *PARAMETER)))]
 
 
 def _not_given(rows: pd.DataFrame, made: pd.DataFrame) -> pd.DataFrame:
@@ -199,8 +196,7 @@ def _not_given(rows: pd.DataFrame, made: pd.DataFrame) -> pd.DataFrame:
     key = [*AT, *PARAMETER]
     given = rows.loc[rows["kind"] == "weight_grad_step", key].drop_duplicates()
     found = made[key].merge(given, on=key, how="left", indicator="given")
-    left: pd.DataFrame = made[(found["given"] == "left_only").to_numpy()]
-    return left
+    return made[(found["given"] == "left_only").to_numpy()]
 
 
 def _weights_unchanged(rows: pd.DataFrame, steps: pd.DataFrame) -> bool:

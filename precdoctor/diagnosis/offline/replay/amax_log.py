@@ -76,14 +76,12 @@ class AmaxLog:
     def _places(self) -> Ints:
         """One number for tensor and step of each entry, ascending."""
         owner = np.repeat(np.arange(len(self.keys)), np.diff(self.bounds))
-        places: Ints = owner * self.numbers.size + np.searchsorted(self.numbers, self.steps)
-        return places
+        return owner * self.numbers.size + np.searchsorted(self.numbers, self.steps)
 
     def rows_of(self, code: Ints, steps: Ints) -> Ints:
         """Return the entry numbers of tensors ``code`` at ``steps``; each must exist."""
         wanted = code * self.numbers.size + np.searchsorted(self.numbers, steps)
-        found: Ints = np.searchsorted(self._places, wanted)
-        return found
+        return np.searchsorted(self._places, wanted)
 
 
 def vectors(view: RunView) -> Iterator[Key]:

@@ -354,12 +354,10 @@ class _WorstRows:
 def _exponents(bins: Bins) -> Ints:
     """Return the exponent of each bin's middle, at which it is drawn."""
     middle = np.sqrt(np.maximum(bins.likely_lo, bins.likely_hi / 2.0)) * np.sqrt(np.maximum(bins.likely_hi, 1e-300))
-    out: Ints = np.ceil(np.log2(np.maximum(middle, 1e-300)) - 1.0).astype(np.int64)
-    return out
+    return np.ceil(np.log2(np.maximum(middle, 1e-300)) - 1.0).astype(np.int64)
 
 
 def _sums(lengths: Ints, values: Ints) -> Ints:
     total = np.concatenate([[0], np.cumsum(values)])
     ends = np.cumsum(lengths)
-    out: Ints = total[ends] - total[ends - lengths]
-    return out
+    return total[ends] - total[ends - lengths]
