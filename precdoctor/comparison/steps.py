@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from precdoctor.diagnosis.survey.rows import grouped
 from precdoctor.diagnosis.survey.view import RunView
 
 #: Most steps whose tensors are compared, evenly spread over the run. Bounds the work.
@@ -76,13 +77,8 @@ def bad_losses(view: RunView, steps: Collection[int]) -> list[int]:
 
 def mean_losses(view: RunView) -> dict[int, float]:
     """Mean loss over ranks, by step; NaN if the loss of any rank is non-finite. Skipped steps are included."""
-    by_step: dict[int, list[float]] = {}
-    for steps in view.timeline.values():
-        for facts in steps:
-            if facts.loss_is_bad:
-                by_step.setdefault(facts.step, []).append(math.nan)
-            elif facts.loss is not None:
-                by_step.setdefault(facts.step, []).append(facts.loss)
+    every = ((s.step, math.nan if s.loss_is_bad else s.loss) for steps in view.timeline.values() for s in steps)
+    by_step = grouped((step, loss) for step, loss in every if loss is not None)
     return {step: fmean(values) for step, values in by_step.items()}
 
 

@@ -248,7 +248,7 @@ def read_run_info(run: Path) -> dict[str, Any]:
             raise RunNotFoundError(f"there is no run directory {run}; {_run_meant(run) or _RECORD_HINT}")
         if not run.is_dir():
             raise RunNotFoundError(f"{run} is a file, not a run directory; name the directory that holds {RUN_FILE}")
-        if not _is_regular(run / RUN_FILE) and _may_search(run):
+        if not _is_regular(run / RUN_FILE) and os.access(run, os.X_OK):  # else the file may be there, out of reach
             inside = _runs_in(run)
             hint = f"name a run in it, such as {max(inside)[2]}" if inside else _RECORD_HINT
             if RANK_DIR.fullmatch(run.name) and _is_regular(run.parent / RUN_FILE):
@@ -299,11 +299,6 @@ def _runs_in(base: Path) -> list[tuple[int, str, Path]]:
         ]
     except OSError:
         return []
-
-
-def _may_search(run: Path) -> bool:
-    """Return whether a file that was not found in ``run`` is absent: the directory may be searched."""
-    return os.access(run, os.X_OK)
 
 
 def _is_regular(path: Path) -> bool:

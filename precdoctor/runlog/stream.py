@@ -184,7 +184,8 @@ def read_batches(data: bytes, found: StreamScan, where: str) -> Iterator[pa.Reco
                 batch.validate(full=True)
                 yield batch
     except (pa.ArrowException, OSError, ValueError, TypeError, MemoryError, StopIteration) as error:
-        raise CorruptRunError(f"{where} is damaged: {_first_line(error)}") from error
+        first_line = next(iter(str(error).splitlines()), type(error).__name__)
+        raise CorruptRunError(f"{where} is damaged: {first_line}") from error
 
 
 def _frame(data: bytes, at: int, where: str) -> tuple[int, int, int] | None:
@@ -271,7 +272,3 @@ def _table(data: memoryview, table: int, field: int) -> int:
 
 def _damaged(where: str, at: int) -> CorruptRunError:
     return CorruptRunError(f"{where} is damaged at byte {at}")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from precdoctor.diagnosis.survey.rows import integer, known_format, number, text
+from precdoctor.diagnosis.survey.rows import grouped, integer, known_format, number, text
 from precdoctor.diagnosis.survey.view import RunView, remembered
 from precdoctor.numerics.formats import FP32, Format
 
@@ -138,10 +138,7 @@ class Shadowed:
         mine = [p for p in self.pieces if p.root == root and p.accumulated is not None and p.kind == kind]
         mine.sort(key=lambda p: p.order)
         place = {p: p.module if p.beside is None else p.beside for p in mine}
-        chains: dict[str, list[str]] = {}
-        for module in place.values():
-            if match := _LAYER.fullmatch(module):
-                chains.setdefault(match[1], []).append(module)
+        chains = grouped((match[1], module) for module in place.values() if (match := _LAYER.fullmatch(module)))
         chain = max(chains.values(), key=lambda names: (len(names), -names[0].count(".")), default=[])
         if len(chain) >= 3:
             last = max(p.order for p in mine if place[p] == chain[-1])

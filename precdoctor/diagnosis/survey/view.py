@@ -20,7 +20,7 @@ from precdoctor.diagnosis.survey.engines import run_all
 from precdoctor.diagnosis.survey.kept_rows import KeptRows
 from precdoctor.diagnosis.survey.measures import MEASURES
 from precdoctor.diagnosis.survey.processes import Process
-from precdoctor.diagnosis.survey.rows import ROW_COLUMNS, Parameter, TensorRow
+from precdoctor.diagnosis.survey.rows import ROW_COLUMNS, Parameter, TensorRow, grouped
 from precdoctor.diagnosis.survey.run_facts import RunFacts, table_columns
 from precdoctor.diagnosis.survey.survey import (
     Survey,
@@ -121,9 +121,7 @@ class RunView(RunFacts):
             return iter([found] if found.num_rows else [])
         if everyone or len(self.processes) == len(self.everyone):
             return self._run.batches("tensors", columns=wanted, filters=[terms])
-        ranks: dict[int, list[int]] = {}
-        for process in self.processes:
-            ranks.setdefault(process.attempt, []).append(process.rank)
+        ranks = grouped((process.attempt, process.rank) for process in self.processes)
         mine = [[*terms, ("attempt", "==", attempt), ("rank", "in", of)] for attempt, of in ranks.items()]
         return self._run.batches("tensors", columns=wanted, filters=mine) if mine else iter([])
 

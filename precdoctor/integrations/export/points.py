@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from precdoctor.diagnosis.survey.rows import known_format
+from precdoctor.diagnosis.survey.rows import grouped, known_format
 from precdoctor.runlog import Run
 
 
@@ -83,12 +83,9 @@ def _name(process: _Process) -> str:
 
 def points(run: Run, choice: Choice) -> Iterator[tuple[str, Iterator[Point]]]:
     """Yield the name of each process and its steps, ascending. Exhaust an inner iterator before the next process."""
-    steps: dict[_Process, list[tuple[int, Mapping[str, Any]]]] = {}
-    for batch in run.batches("steps", _STEP_COLUMNS):
-        for row in batch.to_pylist():
-            steps.setdefault((row["rank"], row["attempt"]), []).append((row["step"], row))
+    step_rows = (row for batch in run.batches("steps", _STEP_COLUMNS) for row in batch.to_pylist())
+    left = grouped(((row["rank"], row["attempt"]), (row["step"], row)) for row in step_rows)
     tensors = itertools.groupby(_tensor_rows(run, choice), key=lambda pair: pair[0])
-    left = dict(steps)
     for process, rows in tensors:
         mine = sorted(left.pop(process, []), key=lambda pair: pair[0])
         yield _name(process), _points_of(heapq.merge(mine, (row for _, row in rows), key=lambda pair: pair[0]))

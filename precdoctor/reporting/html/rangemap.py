@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from precdoctor.diagnosis.survey.arrow_rows import batch_records
-from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TensorRow, known_format
+from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TensorRow, grouped, known_format
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.cells import Limits
 from precdoctor.numerics.formats import BF16, E2M1, E4M3FN, E5M2, FP16, FP32, Format
@@ -187,10 +187,7 @@ class RangeMap:
             if number is not None and self._totals[number][0] == tensor:
                 place = (row.step, number)
                 merged[place] = row if place not in merged else _merged(merged[place], row)
-        rows: dict[int, list[list[Any]]] = {}
-        for (step, number), row in sorted(merged.items()):
-            rows.setdefault(step, []).append(_encoded_row(number, row))
-        return rows
+        return grouped((step, _encoded_row(number, row)) for (step, number), row in sorted(merged.items()))
 
 
 def tensor_data(tensors: Sequence[TensorId]) -> list[dict[str, Any]]:
@@ -206,10 +203,7 @@ def tensor_data(tensors: Sequence[TensorId]) -> list[dict[str, Any]]:
 
 def kind_data(tensors: Sequence[TensorId]) -> list[dict[str, Any]]:
     """The kinds with a floating-point tensor, each with the numbers of its tensors, in order of depth."""
-    kinds: dict[str, list[int]] = {}
-    for number, tensor in enumerate(tensors):
-        if known_format(tensor.dtype) is not None:
-            kinds.setdefault(tensor.kind, []).append(number)
+    kinds = grouped((t.kind, number) for number, t in enumerate(tensors) if known_format(t.dtype) is not None)
     return [
         {
             "kind": clean(k, 40),

@@ -10,7 +10,7 @@ from statistics import median
 from precdoctor.diagnosis.analyses.histories import History, forward_histories
 from precdoctor.diagnosis.analyses.op_dtypes import op_dtypes
 from precdoctor.diagnosis.analyses.parameters import HALF
-from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, place_finding, short_name, stands
+from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, short_name
 from precdoctor.diagnosis.analyses.trends import Trend, fit
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import same_module, when
@@ -80,7 +80,7 @@ def check(view: RunView, options: Options) -> Checked:
 
     multiplied = check_facts(
         view, ("amplified",), guilty, lambda g: _amplified_finding(view, g, options), seen="no weight is multiplied up",
-        keep=lambda g: stands(view, g),
+        keep=lambda g: g.stands,
     )  # fmt: skip
     if multiplied.findings:
         return multiplied
@@ -112,10 +112,8 @@ def _amplified_finding(view: RunView, group: Group, options: Options) -> Finding
     fact, whole = group.worst, _growth_over_run(view, group.worst)
     factor, name = fact.number("factor"), str(fact.data.get("name"))
     less = f"{1.0 / factor:.6g}"
-    return place_finding(
+    return group.finding(
         RULE,
-        view,
-        group,
         title=f"{fact.short} multiplies weights (`{name}`) by {factor:.6g} on every step{fact.line}: {whole:.3g} times "
         f"over {plural(view.last_step + 1, 'step')}",
         message=f"{fact.op_words} multiplies the weight by {factor:.6g}, whatever its gradient. Over the run that is a"

@@ -19,7 +19,7 @@ from precdoctor.diagnosis.analyses.depth import (
 )
 from precdoctor.diagnosis.analyses.histories import watched_steps
 from precdoctor.diagnosis.analyses.op_facts import real
-from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, place_finding, stands
+from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
@@ -81,8 +81,8 @@ def check(view: RunView, options: Options) -> Checked:
     if along.findings:
         return along
     repeated = check_facts(
-        view, ("repeated",), lambda f: _excess(view, f, options), lambda g: _repeated_finding(view, g, options),
-        seen="no op whose results grow as a module repeats it", keep=lambda g: stands(view, g),
+        view, ("repeated",), lambda f: _excess(view, f, options), lambda g: _repeated_finding(g, options),
+        seen="no op whose results grow as a module repeats it", keep=lambda g: g.stands,
     )  # fmt: skip
     if repeated.findings:
         return Checked(repeated.findings[:1], repeated.reason)
@@ -137,16 +137,14 @@ def _reaches_output(view: RunView, fact: Fact, last: float) -> bool:
     return amax > 0.0 and amax * 2.0**_AS_LARGE >= last
 
 
-def _repeated_finding(view: RunView, group: Group, options: Options) -> Finding:
+def _repeated_finding(group: Group, options: Options) -> Finding:
     fact, amaxes = group.worst, _recorded_amax(group.worst)
     calls, ratio = fact.count("calls"), amaxes[-1] / amaxes[0]
     gain, what = ratio ** (1.0 / (calls - 1)), "gradients" if fact.backward else "activations"
     limit = _limit(fact, amaxes[-1], options)
     lost = " What the first of them add to a gradient of the weights, FP32 rounds away." if fact.backward else ""
-    return place_finding(
+    return group.finding(
         RULE,
-        view,
-        group,
         title=f"{what} grow {gain:.3g} times per repetition {fact.place_words}: {amaxes[0]:.2g} at the first, "
         f"{amaxes[-1]:.2g} at the last of {calls:,}{fact.line}",
         message=f"{fact.op_words} runs {calls:,} times, and the amax of its results goes from {amaxes[0]:.3g} to "

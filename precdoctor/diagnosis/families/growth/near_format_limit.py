@@ -216,13 +216,11 @@ def _clamp_finding(view: RunView, found: _Clamp, options: Options) -> Finding:
     return RULE.finding(
         confidence=0.85,
         title=f"{row.label} is clamped at {row.amax or 0.0:g}: {percent(found.share)} of it exceeds {row.dtype}",
-        message=(
-            f"The largest magnitude of {row.label} ({row.dtype}) is {row.amax or 0.0:g} on each of "
-            f"{plural(found.steps, 'step')}, so a clamp sets it. In {before.label} ({before.dtype}), right before it, "
-            f"{percent(found.share)} of the elements (median, limit {percent(limit)}) lie beyond {row.dtype}'s largest "
-            f"number, {largest:g}; they reach {before.amax or 0.0:.3g}. The clamp makes them all equal, and their "
-            "gradient is zero."
-        ),
+        message=f"The largest magnitude of {row.label} ({row.dtype}) is {row.amax or 0.0:g} on each of "
+        f"{plural(found.steps, 'step')}, so a clamp sets it. In {before.label} ({before.dtype}), right before it, "
+        f"{percent(found.share)} of the elements (median, limit {percent(limit)}) lie beyond {row.dtype}'s largest "
+        f"number, {largest:g}; they reach {before.amax or 0.0:.3g}. The clamp makes them all equal, and their gradient "
+        "is zero.",
         location=location(row, Phase.FORWARD, row.process, row.step),
         evidence={
             "clamped_share": found.share,

@@ -303,12 +303,10 @@ def _unscaled_loss_finding(view: RunView, misuse: _Misuse, options: Options) -> 
     return RULE.finding(
         confidence=0.95,
         title=f"gradients are divided by a loss scale of {scale:g} that the loss was not multiplied by{line}",
-        message=(
-            f"On {plural(misuse.steps, 'step')} of {misuse.of:,} ({percent(misuse.share)}, limit "
-            f"{percent(options['share'])}) the script called `backward` on the loss that it had passed to "
-            "`scaler.scale`, not on the result. `scaler.step` still divides: the optimizer gets gradients "
-            f"{scale:g} times too small, and nothing protects them from being flushed to zero in FP16."
-        ),
+        message=f"On {plural(misuse.steps, 'step')} of {misuse.of:,} ({percent(misuse.share)}, limit "
+        f"{percent(options['share'])}) the script called `backward` on the loss that it had passed to `scaler.scale`, "
+        f"not on the result. `scaler.step` still divides: the optimizer gets gradients {scale:g} times too small, and "
+        "nothing protects them from being flushed to zero in FP16.",
         location=replace(location(None, Phase.OPTIMIZER, misuse.process, step), source=misuse.source),
         evidence={
             "given_share": 1.0 / scale,
@@ -341,12 +339,10 @@ def _rescaled_finding(misuse: _Misuse, limit: float) -> Finding:
         confidence=0.95 if misuse.steps > _MIN_STEPS else 0.8,
         title=f"gradients are divided by {divisor} after each of {passes} backward passes: {counted:.3g} of {passes} "
         "micro-batches count",
-        message=(
-            f"On {plural(misuse.steps, 'sampled step')} of {misuse.of:,} with several backward passes "
-            f"({percent(misuse.share)}, limit {percent(limit)}) something divided the gradients of {misuse.optimizer} "
-            f"by {divisor} after every pass. Each division includes the whole sum so far. Relative to the last "
-            f"micro-batch, the one before it counts {factor:.3g} and the first one {factor ** (passes - 1):.3g}."
-        ),
+        message=f"On {plural(misuse.steps, 'sampled step')} of {misuse.of:,} with several backward passes "
+        f"({percent(misuse.share)}, limit {percent(limit)}) something divided the gradients of {misuse.optimizer} by "
+        f"{divisor} after every pass. Each division includes the whole sum so far. Relative to the last micro-batch, "
+        f"the one before it counts {factor:.3g} and the first one {factor ** (passes - 1):.3g}.",
         location=Location(misuse.root, "" if misuse.root else None, phase=Phase.OPTIMIZER, **vars(misuse.process)),
         evidence={
             "factor": factor,

@@ -21,7 +21,7 @@ from precdoctor.diagnosis.families.nonfinite.incident_report import check_incide
 from precdoctor.diagnosis.families.nonfinite.poisoned_buffers import poisoned_at
 from precdoctor.diagnosis.families.nonfinite.tensor_causes import provenance, provenance_words
 from precdoctor.diagnosis.survey.frames import AT, at, firsts, groups, keys, on_steps, rows_of
-from precdoctor.diagnosis.survey.rows import Key, TensorRow, location, range_evidence, tensor_location
+from precdoctor.diagnosis.survey.rows import Key, TensorRow, grouped, location, range_evidence, tensor_location
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 
 PAGE = RulePage(
@@ -163,9 +163,7 @@ def _harmless_finding(
 
 def _extreme_findings(view: RunView, options: Options) -> list[Finding]:
     """One finding per argument and process with extreme batches; of ranks with the same step, the most confident."""
-    by_argument: dict[tuple[Process, Key], list[_ExtremeBatch]] = {}
-    for extreme in _extremes(view, options):
-        by_argument.setdefault((extreme.process, extreme.key), []).append(extreme)
+    by_argument = grouped(((e.process, e.key), e) for e in _extremes(view, options))
     by_event: dict[tuple[Key, int], Finding] = {}
     for extremes in by_argument.values():
         finding = _extreme_finding(view, extremes, options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from precdoctor.diagnosis.analyses.scan_effects import EFFECT, effect_words, wrong_results, wrong_share
-from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, place_finding, short_name
+from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, short_name
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent
@@ -48,22 +48,20 @@ _REASON = "the scan computed the right values of the op in FP64"
 def check(view: RunView, options: Options) -> Checked:
     """One finding per line of code with such an overflow, from the deep scans."""
     return check_facts(
-        view, ("overflow",), wrong_results(options), lambda g: _finding(view, g, options),
+        view, ("overflow",), wrong_results(options), lambda g: _finding(g, options),
         seen="no overflow changed a result",
     )  # fmt: skip
 
 
-def _finding(view: RunView, group: Group, options: Options) -> Finding:
+def _finding(group: Group, options: Options) -> Finding:
     fact = group.worst
     wrong, of, affected = fact.count("wrong"), fact.count("of"), fact.count("affected")
     shown, _ = fact.where("shown_by")
     hidden, there = fact.where("hidden_by")
     hiding = short_name(hidden or shown)
     seen, exact, share = fact.number("seen"), fact.number("exact"), percent(wrong_share(fact))
-    return place_finding(
+    return group.finding(
         RULE,
-        view,
-        group,
         title=f"{fact.short} overflows {fact.place_words} and {hiding} hides it: {share} of "
         f"the result is wrong{fact.line}",
         message=f"At step {fact.step}, {fact.op}{fact.line} {fact.place_words} made {affected:,} non-finite elements "

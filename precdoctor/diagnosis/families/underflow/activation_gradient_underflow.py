@@ -18,7 +18,7 @@ from precdoctor.diagnosis.analyses.gradient_underflow import (
     survey,
     tail_of,
 )
-from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, evidence_of, locate
+from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
@@ -118,6 +118,7 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
         subnormal=SUBNORMAL_SHARE.default / 10.0,  # otherwise PD303 fires on a run with the prescribed scale
     )
     channels = lost_channels(view, key, tensor)
+    left = f"It leaves {percent(channels)} of the module's weight gradient exactly zero. " if channels else ""
     confidence, why = flush_confidence(row, len(found.steps))
     if tensor.dead:
         confidence, why = 0.7, "the tensor is zero throughout; the gradient before it was dying"
@@ -129,7 +130,7 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
         message=f"Rounding to {row.dtype} set {percent(tensor.share)} of the gradient of the output of `{row.place}` "
         f"to zero, in the median of {plural(tensor.steps, 'step')} (limit {percent(options['flushed_share'])}). It "
         f"removed {percent(tensor.lost_share)} of the magnitude (limit {percent(options['lost_magnitude'])}). "
-        f"{_channel_words(channels)}{_range_words(row, tensor.fmt)} Loss scale: {current:g}. "
+        f"{left}{_range_words(row, tensor.fmt)} Loss scale: {current:g}. "
         f"{plural(len(guilty), 'gradient')} of {len(found.tensors):,} above the limits.",
         location=location(row, Phase.BACKWARD, process, step),
         evidence={
@@ -163,11 +164,6 @@ def _most_lost(view: RunView, guilty: Mapping[Key, GradientSeries], grave: float
         return max(guilty.items(), key=lambda item: (not item[1].dead, item[1].share))
     order = {r.key: r.position for r in view.rows(*next(iter(gone.values())).worst)}
     return min(gone.items(), key=lambda item: order.get(item[0], math.inf))
-
-
-def _channel_words(lost: float) -> str:
-    """A sentence on the share of lost channels; empty if none is lost."""
-    return f"It leaves {percent(lost)} of the module's weight gradient exactly zero. " if lost else ""
 
 
 def _range_words(row: TensorRow, fmt: Format) -> str:
@@ -211,8 +207,7 @@ def _op_finding(view: RunView, group: Group) -> Finding:
         f"{fact.number('exact_amax'):.3g}. Weights whose gradient is exactly zero: "
         f"{zero}{f' ({names})' if names else ''}.{group.elsewhere_words}",
         location=_op_location(view, group, dead),
-        evidence=evidence_of(
-            group,
+        evidence=group.evidence(
             {"flushed_share": _OP_FLUSHED, "lost_magnitude": _OP_LOST},
             "the op's zeros were compared with FP64 results from the same operands",
         ),
@@ -228,7 +223,7 @@ def _op_finding(view: RunView, group: Group) -> Finding:
 
 def _op_location(view: RunView, group: Group, dead: list[str]) -> Location:
     """Where the op ran; for an op outside all modules, the last layer whose weight gradient is zero."""
-    place = locate(view, group)
+    place = group.location
     if place.module or not dead or len(view.models) != 1:
         return place
     return replace(place, root=next(iter(view.models)), module=dead[-1].rpartition(".")[0])

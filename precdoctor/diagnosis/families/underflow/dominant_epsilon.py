@@ -10,9 +10,7 @@ from precdoctor.diagnosis.analyses.scans import (
     Group,
     check_facts,
     is_optimizers,
-    place_finding,
     short_name,
-    stands,
 )
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import same_module, when
@@ -70,8 +68,8 @@ def check(view: RunView, options: Options) -> Checked:
         return share if most and has_effect(fact, options["effect"]) and not is_optimizers(fact) else 0.0
 
     return check_facts(
-        view, ("floor",), guilty, lambda g: _finding(view, g, options), seen="no epsilon that decides",
-        keep=lambda g: stands(view, g) and not (g.worst.phase == "optimizer" and _is_meant(view, g, options["brisk"])),
+        view, ("floor",), guilty, lambda g: _finding(g, options), seen="no epsilon that decides",
+        keep=lambda g: g.stands and not (g.worst.phase == "optimizer" and _is_meant(view, g, options["brisk"])),
     )  # fmt: skip
 
 
@@ -89,7 +87,7 @@ def _is_meant(view: RunView, group: Group, brisk: float) -> bool:
     return bool(sizes) and rate >= brisk * median(sizes)
 
 
-def _finding(view: RunView, group: Group, options: Options) -> Finding:
+def _finding(group: Group, options: Options) -> Finding:
     fact = group.worst
     constant, middle = fact.number("constant"), fact.number("median")
     op, there = fact.where("read_by")
@@ -100,10 +98,8 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         limit += f", or {percent(options['large_effect'])} of what they feed"
     smaller = min(middle / 64, constant / 1024)
     sizes = f"numbers of {middle:.3g}" if middle < constant else "numbers of all sizes"
-    return place_finding(
+    return group.finding(
         RULE,
-        view,
-        group,
         title=f"{constant:.3g} decides {share} of the results {fact.place_words}: it guards {sizes}{fact.line}",
         message=f"{fact.op_words} guards numbers of {middle:.3g} (median) with {constant:.3g}: {percent(decided)} of "
         f"those that are not zero are smaller. Without the constant, {fact.count('wrong'):,} of {fact.count('of'):,} "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from precdoctor.diagnosis.analyses.scan_effects import EFFECT, effect_words, wrong_results, wrong_share
-from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, place_finding, short_name
+from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, short_name
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent
@@ -47,20 +47,18 @@ shows it, or if the scan could not follow it to the result that it feeds.
 def check(view: RunView, options: Options) -> Checked:
     """One finding per line of code with such an underflow, from the deep scans."""
     return check_facts(
-        view, ("underflow",), wrong_results(options), lambda g: _finding(view, g, options),
+        view, ("underflow",), wrong_results(options), lambda g: _finding(g, options),
         seen="no underflow changed a result", flushes=lambda _: True,
     )  # fmt: skip
 
 
-def _finding(view: RunView, group: Group, options: Options) -> Finding:
+def _finding(group: Group, options: Options) -> Finding:
     fact = group.worst
     wrong, of, affected = fact.count("wrong"), fact.count("of"), fact.count("affected")
     op, there = fact.where("shown_by")
     share = percent(wrong_share(fact))
-    return place_finding(
+    return group.finding(
         RULE,
-        view,
-        group,
         title=f"{fact.short} flushes to zero {fact.place_words}, and {share} of the result of {short_name(op)} is "
         f"wrong{fact.line}",
         message=f"At step {fact.step}, {fact.op}{fact.line} {fact.place_words} flushed {affected:,} elements to zero "

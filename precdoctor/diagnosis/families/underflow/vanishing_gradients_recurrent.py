@@ -10,6 +10,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.survey.rows import grouped
 from precdoctor.diagnosis.survey.view import RunView
 
 
@@ -39,11 +40,8 @@ def find_forgetting(view: RunView, least: int) -> Chain | None:
 
 def learnt_share(view: RunView) -> float | None:
     """Share by which the mean loss over ranks fell from the oldest to the newest quarter; None below four losses."""
-    by_step: dict[int, list[float]] = {}
-    for steps in view.timeline.values():
-        for s in steps:
-            if s.loss is not None and math.isfinite(s.loss):
-                by_step.setdefault(s.step, []).append(s.loss)
+    every = ((s.step, s.loss) for steps in view.timeline.values() for s in steps)
+    by_step = grouped((step, loss) for step, loss in every if loss is not None and math.isfinite(loss))
     losses = [sum(ranks) / len(ranks) for _, ranks in sorted(by_step.items())]
     quarter = len(losses) // 4
     if not quarter:

@@ -18,7 +18,7 @@ import pandas as pd
 from precdoctor.diagnosis.analyses.parameters import recorded_parameters
 from precdoctor.diagnosis.claims.finding import Finding
 from precdoctor.diagnosis.survey.frames import AT, firsts, groups, parameters
-from precdoctor.diagnosis.survey.rows import Parameter, text
+from precdoctor.diagnosis.survey.rows import Parameter, grouped, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
@@ -209,10 +209,7 @@ def _with_own_rate(
 
     Groups at the same rate may differ in weight decay only, and there may be one for each weight.
     """
-    members: dict[int, list[Parameter]] = {}
-    for h in own:
-        if h.group is not None:
-            members.setdefault(h.group[1], []).append(h.place)
+    members = grouped((h.group[1], h.place) for h in own if h.group is not None)
     rates = {n: tuple(s.lrs[n] for s in steps if n < len(s.lrs)) for n in members}
     quiet = {n for n, places in members.items() if silent.keys() >= set(places)}
     others = {rates[n] for n in members.keys() - quiet}
@@ -227,10 +224,7 @@ def _chosen(own: Sequence[_Held], held: Sequence[_Held], silent: Mapping[Paramet
     make (a pooler on top).
     """
     mine = {h.place for h in own}
-    inside: dict[tuple[str, str], list[_Held]] = {}
-    for h in held:
-        for module in _around(h.place):
-            inside.setdefault(module, []).append(h)
+    inside = grouped((module, h) for h in held for module in _around(h.place))
     for _, members in sorted(inside.items(), key=lambda item: item[0][1].count(".")):
         trainable = [h for h in members if h.trainable]
         frozen = sum(h.numel for h in members if not h.trainable)

@@ -75,11 +75,9 @@ def _finding(
         confidence=0.9,
         title=f"the learning rate has decayed to {last:.3g}: the last {len(idle):,} of {len(known):,} steps of "
         f"{optimizer} hardly move the weights",
-        message=(
-            f"From step {first.step:,} on the learning rate of {optimizer} is at most {max(left):.3g}; its largest is "
-            f"{peak:.3g}. The rates of these {percent(share)} of the steps (limit {percent(options['share'])}) are "
-            f"together {part:.2g} of the sum of all (limit {options['negligible']:.2g})."
-        ),
+        message=f"From step {first.step:,} on the learning rate of {optimizer} is at most {max(left):.3g}; its largest "
+        f"is {peak:.3g}. The rates of these {percent(share)} of the steps (limit {percent(options['share'])}) are "
+        f"together {part:.2g} of the sum of all (limit {options['negligible']:.2g}).",
         location=Location(phase=Phase.OPTIMIZER, rank=process.rank, step=first.step),
         evidence={
             "idle_steps": len(idle),

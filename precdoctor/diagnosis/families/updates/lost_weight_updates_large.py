@@ -83,12 +83,10 @@ def still_finding(rule: Rule, view: RunView, still: list[Counts], limit: float) 
         severity=Severity.WARNING,
         confidence=0.8,
         title=f"`{worst.name}`{more} stands still: its updates are 2^{binade} of it, too small for FP32",
-        message=(
-            f"{percent(worst.share)} of the intended updates of `{worst.name}`{more} left the FP32 weight unchanged "
-            f"(limit {percent(limit)} in either half of the run), over {plural(worst.steps, 'step')}{rates}{clipped}"
-            f". The median update is 2^{binade} of its weight; half a unit in the last place is 2^-25 to 2^-24. "
-            "Training is usual at 2^-10."
-        ),
+        message=f"{percent(worst.share)} of the intended updates of `{worst.name}`{more} left the FP32 weight "
+        f"unchanged (limit {percent(limit)} in either half of the run), over "
+        f"{plural(worst.steps, 'step')}{rates}{clipped}. The median update is 2^{binade} of its weight; half a unit in "
+        "the last place is 2^-25 to 2^-24. Training is usual at 2^-10.",
         location=tensor_location(worst.key, worst.module_class, "update", Phase.OPTIMIZER, process, step),
         evidence={
             "lost_share": worst.share,

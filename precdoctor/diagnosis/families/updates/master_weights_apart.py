@@ -165,12 +165,10 @@ def _undone_finding(pairs: Mapping[Parameter, _Pair], options: Options) -> Findi
         severity=Severity.WARNING,
         confidence=0.8,
         title=f"what sets `{name}` is undone by its FP32 master copy, on {plural(steps.size, 'step')}",
-        message=(
-            f"On {plural(steps.size, 'recorded step')} (limit {options['min_undone']:g}), step {steps[0]} first, "
-            f"`{name}` ({pair.dtype}) and its FP32 master copy differ, by up to {ulps:.3g} ulps of every element "
-            f"(limit {options['ulps']:g}). On the recorded steps before and after each they are equal: something sets "
-            "the weight alone, and the optimizer's next step writes its master over that."
-        ),
+        message=f"On {plural(steps.size, 'recorded step')} (limit {options['min_undone']:g}), step {steps[0]} first, "
+        f"`{name}` ({pair.dtype}) and its FP32 master copy differ, by up to {ulps:.3g} ulps of every element (limit "
+        f"{options['ulps']:g}). On the recorded steps before and after each they are equal: something sets the weight "
+        "alone, and the optimizer's next step writes its master over that.",
         location=tensor_location(
             place, pair.module_class, "master_weight", Phase.OPTIMIZER, pair.process, int(steps[0])
         ),

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 from precdoctor.diagnosis.advice.wide_weights import wide_weights
 from precdoctor.diagnosis.analyses.parameters import count_of
-from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, is_optimizers, place_finding, scans
+from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, is_optimizers, scans
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage, fraction
@@ -149,10 +149,8 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     else:
         mend = f"keep it in {wide}{fact.own_line}"
         snippet = f"import torch\n\nstate = state.to(torch.{wide})  # cast it where it is read\n"
-    return place_finding(
+    return group.finding(
         RULE,
-        view,
-        group,
         title=f"{short} changes nothing: {percent(share)} of the elements of {what} stand still in {dtype}{fact.line}",
         message=f"{fact.op_words} left {percent(share)} of the elements of {what} in {dtype} unchanged (limit "
         f"{percent(options['share'])}), though FP64 moves them: values of {fact.number('value'):.3g} by "
