@@ -6,12 +6,11 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, median
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from precdoctor.diagnosis.survey.rows import grouped
 from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.arrays import Bools
 
 #: Most steps whose tensors are compared, evenly spread over the run. Bounds the work.
 MAX_STEPS = 64
@@ -89,9 +88,9 @@ def skipped_share(view: RunView, steps: Collection[int]) -> float:
     return len(skipped) / len(wanted) if wanted else 0.0
 
 
-def clean_rows(view: RunView, frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
+def clean_rows(view: RunView, frame: pd.DataFrame) -> Bools:
     """Mask of the rows to compare: excludes recomputed activations, and gradients of skipped steps."""
-    clean: npt.NDArray[np.bool_] = (frame["phase"] != "recompute").to_numpy()
+    clean: Bools = (frame["phase"] != "recompute").to_numpy()
     skipped = [(p.rank, p.attempt, f.step) for p, steps in view.timeline.items() for f in steps if f.skipped]
     if skipped:
         gradient = frame["kind"].astype(str).str.contains("grad").to_numpy()

@@ -8,11 +8,11 @@ from functools import cache, cached_property, reduce
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from precdoctor.errors import UsageError, did_you_mean
+from precdoctor.numerics.arrays import Ints
 from precdoctor.runlog.schema import TABLES
 from precdoctor.runlog.stream import stored_type
 
@@ -82,7 +82,7 @@ class Query:
         """Return False if no row with a step in [first, last] can satisfy the predicate; True if one might."""
         return not self.steps or any(all(_may_satisfy(op, v, first, last) for op, v in terms) for terms in self.steps)
 
-    def matching(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    def matching(self, batch: pa.RecordBatch) -> Ints:
         """The numbers of the rows that satisfy the predicate, ascending; ``batch`` as for :meth:`select`."""
         if isinstance(self.predicate, pc.Expression):
             raise TypeError("rows are numbered for a list of terms only")

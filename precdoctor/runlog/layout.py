@@ -283,8 +283,7 @@ def refuse_newer(version: int, written: Path) -> None:
 def _run_meant(run: Path) -> str:
     """The hint ``did you mean runs/a?`` if a run beside ``run`` or in ``DEFAULT_BASE`` has a similar name; else ""."""
     for base in dict.fromkeys((run.parent, DEFAULT_BASE)):
-        name = likely(run.name, [child.name for *_, child in _runs_in(base)])
-        if name is not None:
+        if (name := likely(run.name, [child.name for *_, child in _runs_in(base)])) is not None:
             return f"did you mean {base / name}?"
     return ""
 

@@ -219,8 +219,7 @@ def _frame(data: bytes, at: int, where: str) -> tuple[int, int, int] | None:
 def _message(metadata: memoryview, rest: memoryview) -> tuple[int, int, int]:
     """``(kind, bytes of body, bytes that the body claims to decompress to)`` of one FlatBuffers Message.
 
-    Raises:
-        struct.error, IndexError, ValueError: ``metadata`` is not a Message.
+    struct.error, IndexError or ValueError if ``metadata`` is none.
     """
     message = _unpack("<I", metadata, 0)
     kind = _field(metadata, message, 1, "<B") or 0
@@ -229,8 +228,7 @@ def _message(metadata: memoryview, rest: memoryview) -> tuple[int, int, int]:
     if kind == _BATCH_MESSAGE:
         batch = _table(metadata, message, 2)
         compressed = _slot(metadata, batch, 3) is not None
-        where = _slot(metadata, batch, 2)
-        if where is not None:
+        if (where := _slot(metadata, batch, 2)) is not None:
             vector = where + _unpack("<I", metadata, where)
             size = 16 * _unpack("<I", metadata, vector)
             buffers = metadata[vector + 4 : vector + 4 + size]

@@ -41,12 +41,7 @@ _STAGES = {
     "optimizer": "the code after the backward pass",
     "script": "the code between two steps",
 }
-_PHASES = {
-    "backward": Phase.BACKWARD,
-    "loss": Phase.LOSS,
-    "optimizer": Phase.OPTIMIZER,
-    "script": Phase.OPTIMIZER,
-}
+_PHASES = {"backward": Phase.BACKWARD, "loss": Phase.LOSS, "optimizer": Phase.OPTIMIZER, "script": Phase.OPTIMIZER}
 
 
 @dataclass(frozen=True)

@@ -229,11 +229,9 @@ def _notes(calls: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     reduced = [f.name for f in _formats(calls) if f.mantissa_bits < FP32.mantissa_bits]
     if len(reduced) > 1:
         yield f"ops compute in {', '.join(reduced)}; all are judged by the first, the narrowest"
-    changed = sorted({text(n) for e in calls for n in e["data"].get("changed_arguments") or ()})
-    if changed:
+    if changed := sorted({text(n) for e in calls for n in e["data"].get("changed_arguments") or ()}):
         yield f"arguments were written to before the comparison: {', '.join(changed[:4])}"
-    left_out = max((integer(e["data"].get("calls_left_out")) or 0 for e in calls), default=0)
-    if left_out:
+    if left_out := max((integer(e["data"].get("calls_left_out")) or 0 for e in calls), default=0):
         yield f"{left_out} further calls of top-level modules in a step were not compared"
 
 

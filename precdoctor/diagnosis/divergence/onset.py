@@ -345,13 +345,7 @@ def extreme_batch(
 
 
 def _links(
-    view: RunView,
-    process: Process,
-    steps: Sequence[StepFacts],
-    at: int,
-    kind: str,
-    updates: Updates,
-    incident: int,
+    view: RunView, process: Process, steps: Sequence[StepFacts], at: int, kind: str, updates: Updates, incident: int
 ) -> tuple[Link, ...]:
     """Return the root, and the peaks of norm, update and loss after it, in order of step."""
     links = []

@@ -102,8 +102,7 @@ def series(view: RunView, scope: Scope) -> GradientSeries | None:
 
 def _flushed_share(view: RunView, scope: Scope) -> float | None:
     if scope.kind:
-        found = series(view, scope)
-        if found is not None:
+        if (found := series(view, scope)) is not None:
             return found.share
         return 0.0 if _is_wide(view, scope) else None
     process = next((p for p, steps in view.timeline.items() if any(s.loss_scale is not None for s in steps)), None)

@@ -215,9 +215,9 @@ class RunView(RunFacts):
     @cached_property
     def _places(self) -> Mapping[str, frozenset[Parameter]]:
         columns = self.survey.totals.select(["kind", "root", "module", "name"]).to_pydict()
-        found: dict[str, set[Parameter]] = {}
-        for kind, root, module, name in zip(*columns.values(), strict=True):
-            found.setdefault(kind, set()).add((root, module, name))
+        found = grouped(
+            (kind, (root, module, name)) for kind, root, module, name in zip(*columns.values(), strict=True)
+        )
         return {kind: frozenset(places) for kind, places in found.items()}
 
     def places(self, kind: str) -> frozenset[Parameter]:

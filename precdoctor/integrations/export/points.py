@@ -114,8 +114,7 @@ def _add_step(point: Point, row: Mapping[str, Any]) -> None:
     """Add the numbers of a steps row; each of several optimizers (a GAN) gets curves of its own."""
     point.wall_time = row["wall_time"] or point.wall_time
     for name in ("loss", "lr", "grad_norm", "loss_scale", "lost_update_fraction", "non_finite", "skipped"):
-        value = row[name]
-        if value is not None:
+        if (value := row[name]) is not None:
             tag = f"train/{name}"
             if tag in point.scalars or (row["optimizer"] and not row["optimizer"].endswith("#0")):
                 tag += f"/{row['optimizer']}"

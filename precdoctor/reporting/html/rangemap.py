@@ -141,8 +141,7 @@ class RangeMap:
             self._number.setdefault(self._key(tensor), number)
         self._totals: dict[int, tuple[TensorId, Total]] = {}
         for at, tensor in zip(ordered, self.tensors, strict=True):
-            known = self._number.get(self._key(tensor))
-            if known is not None:
+            if (known := self._number.get(self._key(tensor))) is not None:
                 self._totals.setdefault(known, (tensor, survey.total(at)))
         self.recorded = sorted({*view.kept_steps, *set(wanted).intersection(view.sampled_steps)})
         per_step = sum(60 + 6 * t.histogram.counts.size for _, t in self._totals.values()) or 1

@@ -111,8 +111,7 @@ def check(view: RunView, options: Options) -> Checked:
     seen = f"{plural(len(gradients), '16-bit reduction')} over {plural(first.ranks, 'rank')}"
     if not gradients:
         return Checked((), f"gradients are reduced in FP32 over {plural(first.ranks, 'rank')}")
-    guilty = {k: g for k, g in gradients.items() if _loses(g, options) or g.overflows}
-    if guilty:
+    if guilty := {k: g for k, g in gradients.items() if _loses(g, options) or g.overflows}:
         key = max(guilty, key=lambda k: (bool(guilty[k].overflows), median(guilty[k].flushed)))
         finding = _finding(view, key, guilty, reductions[key[0]], options)
         return Checked([finding], f"{len(guilty):,} of {seen} lose elements")

@@ -13,7 +13,7 @@ from precdoctor.diagnosis.analyses.trends import Forecast, Trend, fit
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.fp8.fp8_casts import Casts, Floats, Operand, operands
+from precdoctor.diagnosis.families.fp8.fp8_casts import Casts, Operand, operands
 from precdoctor.diagnosis.families.fp8.fp8_outliers import cut, hot_blocks
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     FLUSHED_SHARE,
@@ -27,6 +27,7 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     seen_words,
 )
 from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.arrays import Floats
 from precdoctor.numerics.cast_counts import HistogramTable
 from precdoctor.numerics.formats import E4M3FN, E5M2, Format
 

@@ -26,6 +26,7 @@ from precdoctor.diagnosis.survey.frames import Ints, Mask, groups, histograms, k
 from precdoctor.diagnosis.survey.measures import column, format_values
 from precdoctor.diagnosis.survey.rows import Key, known_format, number, tensor_evidence, tensor_location, text
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView, remembered
+from precdoctor.numerics.arrays import Floats
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import ExponentHistogram, Histograms
 from precdoctor.numerics.prediction import TensorStatistics
@@ -42,8 +43,6 @@ _COLUMNS = (
     *("amax", "exp_lo", "exp_hist"),
 )
 _ROLES = {"input": "input of", "weight": "weight of", "grad_output": "output gradient of"}
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -120,8 +120,7 @@ def in_e5m2(operand: Operand) -> Cure:
 def in_blocks(view: RunView, operand: Operand) -> Iterator[Cure]:
     """Yield changes to a scale per 1x128 tile and to MX blocks of 32, as far as blocks were recorded."""
     for fmt in (TILE_1X128, MXFP8_E5M2 if operand.fmt.mantissa_bits == E5M2.mantissa_bits else MXFP8_E4M3):
-        found = block_damage(view, operand, fmt)
-        if found is not None:
+        if (found := block_damage(view, operand, fmt)) is not None:
             size = fmt.block[1]
             yield Cure(
                 f"scale it per 1x{size} block along its last dimension ({fmt.name})",

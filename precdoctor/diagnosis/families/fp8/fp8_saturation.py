@@ -13,13 +13,7 @@ from precdoctor.diagnosis.claims.relations import same_module, same_tensors, whe
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import Operand, operands
-from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
-    LOST_DB,
-    MIN_ELEMENTS,
-    listed,
-    rescaled,
-    seen_words,
-)
+from precdoctor.diagnosis.families.fp8.fp8_prescriptions import LOST_DB, MIN_ELEMENTS, listed, rescaled, seen_words
 from precdoctor.diagnosis.survey.frames import at, firsts, groups, keys, rows_of, worst_rows
 from precdoctor.diagnosis.survey.measures import Floats
 from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, Key, TensorRow, location, tensor_evidence

@@ -13,13 +13,7 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption,
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import Cast, Operand, operands
 from precdoctor.diagnosis.families.fp8.fp8_damage import damage
-from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
-    FLUSHED_SHARE,
-    LOST_DB,
-    kept_wide,
-    listed,
-    seen_words,
-)
+from precdoctor.diagnosis.families.fp8.fp8_prescriptions import FLUSHED_SHARE, LOST_DB, kept_wide, listed, seen_words
 from precdoctor.diagnosis.survey.rows import TensorRow
 from precdoctor.diagnosis.survey.view import RunView
 

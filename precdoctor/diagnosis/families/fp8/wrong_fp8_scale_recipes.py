@@ -10,9 +10,10 @@ from itertools import product
 import numpy as np
 
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.families.fp8.fp8_casts import Floats, Operand
+from precdoctor.diagnosis.families.fp8.fp8_casts import Operand
 from precdoctor.diagnosis.families.fp8.fp8_damage import damage
 from precdoctor.diagnosis.survey.frames import Mask
+from precdoctor.numerics.arrays import Floats
 from precdoctor.numerics.cast_counts import HistogramTable, cast_counts
 from precdoctor.numerics.fp8_scaling import Amax, AmaxSeries, CurrentScaling, DelayedScaling, Recipe, scale_series
 

@@ -17,7 +17,7 @@ from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.growth.wider_format import widening
-from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, Key, TensorRow, tensor_evidence
+from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, Key, TensorRow, grouped, tensor_evidence
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
@@ -235,10 +235,8 @@ def _logits(view: RunView) -> dict[Key, History]:
     For each softmax this is the last output with as many elements inside the softmax's module, or of the whole model if
     it runs in the loss code.
     """
-    sizes: dict[tuple[str, str], set[int]] = {}
-    for op in op_dtypes(view):
-        if short_name(op.op) in _SOFTMAX and op.calls:
-            sizes.setdefault((op.root, op.module), set()).add(op.elements // op.calls)
+    softmaxes = [op for op in op_dtypes(view) if short_name(op.op) in _SOFTMAX and op.calls]
+    sizes = grouped(((op.root, op.module), op.elements // op.calls) for op in softmaxes)
     histories = forward_histories(view)
     found: dict[Key, History] = {}
     for (root, module), wanted in sizes.items():

@@ -104,16 +104,13 @@ class _Misuse:
 
 def check(view: RunView, options: Options) -> Checked:
     """At most one finding: repeated ``unscale_`` calls or divisions, ``backward`` on an unscaled loss, or the ratio."""
-    repeated = _worst_misuse(_repeated_unscales(view), options["share"])
-    if repeated is not None:
+    if (repeated := _worst_misuse(_repeated_unscales(view), options["share"])) is not None:
         reason = f"{repeated.steps:,} of {plural(repeated.of, 'step')} unscaled several times"
         return Checked([_repeated_finding(view, repeated, options)], reason)
-    rescaled = _worst_misuse(_rescaled_sums(view), options["share"])
-    if rescaled is not None:
+    if (rescaled := _worst_misuse(_rescaled_sums(view), options["share"])) is not None:
         reason = f"{rescaled.steps:,} of {plural(rescaled.of, 'step')} with sums that were rescaled after each pass"
         return Checked([_rescaled_finding(rescaled, options["share"])], reason)
-    unused = _worst_misuse(_unscaled_losses(view), options["share"])
-    if unused is not None:
+    if (unused := _worst_misuse(_unscaled_losses(view), options["share"])) is not None:
         reason = f"{unused.steps:,} of {plural(unused.of, 'step')} of a scaler began at an unscaled loss"
         return Checked([_unscaled_loss_finding(view, unused, options)], reason)
     steps = {at: s for at, s in _survey(view).items() if s.scale >= options["min_scale"]}

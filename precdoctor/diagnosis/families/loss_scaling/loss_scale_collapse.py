@@ -14,13 +14,7 @@ from statistics import median
 
 from precdoctor.diagnosis.analyses.loss_scales import after_calibration, growth_interval, scaled_steps
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
-from precdoctor.diagnosis.claims.relations import (
-    anywhere,
-    mended_by_the_scale,
-    same_module,
-    wears_the_scale_out,
-    when,
-)
+from precdoctor.diagnosis.claims.relations import anywhere, mended_by_the_scale, same_module, wears_the_scale_out, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.loss_scaling.loss_scale_collapse_leftover import find_leftover_gradients

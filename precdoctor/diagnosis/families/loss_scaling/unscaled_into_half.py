@@ -27,14 +27,7 @@ from precdoctor.diagnosis.survey.frames import (
     rows_of,
 )
 from precdoctor.diagnosis.survey.measures import column
-from precdoctor.diagnosis.survey.rows import (
-    Parameter,
-    TensorRow,
-    dotted,
-    location,
-    path_evidence,
-    range_evidence,
-)
+from precdoctor.diagnosis.survey.rows import Parameter, TensorRow, dotted, location, path_evidence, range_evidence
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.formats import FP16
 from precdoctor.numerics.tail import magnitude

@@ -85,8 +85,7 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked([*harmful.findings, *_extreme_findings(view, options)], harmful.reason)
     if tensors == 0:
         return Checked.not_applicable("no root module was given a floating-point argument (token ids are integers)")
-    findings = [*_extreme_findings(view, options), *_harmless_findings(view, options)]
-    if findings:
+    if findings := [*_extreme_findings(view, options), *_harmless_findings(view, options)]:
         return Checked(findings, f"{plural(len(findings), 'suspicious batch')} among {seen}")
     return Checked((), f"{seen}, all finite, none {options['extreme_binades']:g} binades above those before")
 
@@ -123,8 +122,7 @@ def _harmless_findings(view: RunView, options: Options) -> list[Finding]:
             continue  # this data set encodes missing values as NaN
         if (poisoned := poisoned_at(view, process, set(bad["step"][ids == i]))) is not None:
             step = poisoned[2]  # noqa: PLW2901 - the batch that did it
-        row = next((r for r in view.rows(process, step) if r.key == key), None)
-        if row is not None:
+        if (row := next((r for r in view.rows(process, step) if r.key == key), None)) is not None:
             findings.append(_harmless_finding(row, process, step, count, poisoned))
     return findings
 

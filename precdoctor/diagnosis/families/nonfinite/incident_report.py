@@ -177,8 +177,7 @@ def evidence_of(view: RunView, incident: Incident) -> dict[str, Any]:
         evidence["provenance"] = provenance(replay_at(view, incident.process, incident.step), incident.bad_tensor)
     if incident.likely_steps:
         evidence["likely_steps"] = list(incident.likely_steps[:_MAX_LISTED])
-    detected = view.detection(incident.process, incident.step)
-    if detected is not None:
+    if (detected := view.detection(incident.process, incident.step)) is not None:
         evidence["detected_at"] = detected
     consequences = {_RULE_OF_KIND[k]: n for k, n in incident.bad.items() if k in _RULE_OF_KIND}
     evidence["consequences"] = [

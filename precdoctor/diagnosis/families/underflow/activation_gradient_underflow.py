@@ -92,8 +92,7 @@ def check(view: RunView, options: Options) -> Checked:
         return flushes if flushes.findings else Checked.not_applicable("no output gradient is in FP16 or BF16")
     seen = f"{plural(len(gradients.tensors), 'output gradient')} on {plural(len(gradients.steps), 'step')}"
     limits = options["flushed_share"], options["lost_magnitude"]
-    guilty = {k: t for k, t in gradients.tensors.items() if is_harmed(view, k, t, limits)}
-    if guilty:
+    if guilty := {k: t for k, t in gradients.tensors.items() if is_harmed(view, k, t, limits)}:
         reason = f"{plural(len(guilty), 'gradient')} of {seen} above {percent(options['flushed_share'])}"
         return Checked([_finding(view, gradients, guilty, options)], reason)
     if flushes.findings:

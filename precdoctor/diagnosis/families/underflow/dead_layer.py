@@ -140,10 +140,9 @@ def check(view: RunView, options: Options) -> Checked:
         findings.append(_dead_finding(view, dead, gradients, options))
     elif saturated:
         findings.append(saturated_finding(RULE, view, saturated, options["saturated_share"]))
-    if view.missing is None and not view.partial_modules:
-        unreached = find_unreached(view, gradients, steps, least)
-        if unreached:
-            findings.append(unreached_finding(RULE, unreached, most, least))
+    whole = view.missing is None and not view.partial_modules
+    if whole and (unreached := find_unreached(view, gradients, steps, least)):
+        findings.append(unreached_finding(RULE, unreached, most, least))
     words = f"{len(dead):,} of {seen} zero to the end" if dead else f"{seen}: each is non-zero on some step"
     words += "; before a saturated function: " + ", ".join(f"`{m or r}`" for r, m, _ in saturated) if saturated else ""
     words += f"; {len(death.layers)} died during the run" if death is not None else ""

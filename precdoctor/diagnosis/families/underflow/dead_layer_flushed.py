@@ -124,8 +124,7 @@ def flushed_finding(
 
 def _cause(zeros: FlushedZeros) -> str:
     """Sentences: the last non-zero gradient, or the estimated one, against FP16's flush limit."""
-    last = zeros.last
-    if last is not None:
+    if (last := zeros.last) is not None:
         return (
             f"The last non-zero gradient is that of the output of `{last.place}` ({last.dtype}). Its largest element "
             f"is {last.amax or 0.0:.3g}; FP16 flushes up to {FP16.flush_limit:.3g}."

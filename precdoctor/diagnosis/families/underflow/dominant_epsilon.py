@@ -5,13 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from precdoctor.diagnosis.analyses.scan_effects import effect_words, has_effect, wrong_share
-from precdoctor.diagnosis.analyses.scans import (
-    Fact,
-    Group,
-    check_facts,
-    is_optimizers,
-    short_name,
-)
+from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, is_optimizers, short_name
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction

@@ -115,8 +115,7 @@ def check(view: RunView, options: Options) -> Checked:
                 continue
             finding = _finding(starved, own.size, _optimizer_of(view, starved), options)
             return Checked([finding], f"{plural(len(starved), 'step')} without a gradient for the optimizer")
-    held = untrained(view, rows, gradients, options["min_steps"])
-    if held is not None:
+    if (held := untrained(view, rows, gradients, options["min_steps"])) is not None:
         return Checked([_held_finding(held, options)], f"{plural(len(held.weights), 'weight')} without an update")
     for process in view.processes:
         replaced = replaced_weights(view, process)

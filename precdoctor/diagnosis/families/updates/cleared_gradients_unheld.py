@@ -51,8 +51,7 @@ def replaced_weights(view: RunView, process: Process) -> tuple[str, frozenset[Pa
         if found:
             return name, found, True
     for name, shapes in unused.items():
-        resized = _resized(free, list(shapes.elements()))
-        if resized:
+        if resized := _resized(free, list(shapes.elements())):
             return name, resized, False
     return "", frozenset(), False
 
@@ -80,8 +79,7 @@ def _resized(free: Mapping[_Shape, Sequence[Parameter]], unused: list[_Shape]) -
     for weights in modules.values():
         left, matched = list(unused), 0
         for shape, _ in weights:
-            counterpart = next((u for u in left if _alike(shape, u)), None)
-            if counterpart is not None:
+            if (counterpart := next((u for u in left if _alike(shape, u)), None)) is not None:
                 left.remove(counterpart)
                 matched += 1
         if matched == len(weights) and any(len(shape) > 1 for shape, _ in weights):

@@ -112,12 +112,7 @@ def _lost(updates: _Updates, dtype: str, factor: float) -> float:
 
 
 def _finding(
-    view: RunView,
-    dtype: str,
-    weights: dict[str, int],
-    updates: _Updates,
-    lost: tuple[float, float],
-    options: Options,
+    view: RunView, dtype: str, weights: dict[str, int], updates: _Updates, lost: tuple[float, float], options: Options
 ) -> Finding:
     now, later = lost
     elements = sum(weights.values())

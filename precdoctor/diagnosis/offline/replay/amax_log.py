@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from precdoctor.diagnosis.analyses.parameters import recorded_parameters
 from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys, magnitudes
 from precdoctor.diagnosis.survey.view import RunView
-from precdoctor.numerics.arrays import Floats, Ints
+from precdoctor.numerics.arrays import Bools, Floats, Ints
 from precdoctor.numerics.cast_counts import HistogramTable
 
 _KEY = ("root", "module", "kind", "name")
@@ -37,7 +36,7 @@ class AmaxLog:
     bounds: Ints
     steps: Ints
     amax: Floats
-    non_finite: npt.NDArray[np.bool_]
+    non_finite: Bools
 
     @classmethod
     def read(cls, view: RunView, kinds: Sequence[str], wanted: Callable[[str], bool] | None) -> AmaxLog:
