@@ -62,11 +62,7 @@ def _shell_line(command: Sequence[str], cwd: str) -> str:
 
 
 def _ask(run: Run, shown: str) -> None:
-    """Show the command of the log, which may come from somebody else, and ask whether to run it.
-
-    Raises:
-        UsageError: the user declines, or there is no terminal to ask on.
-    """
+    """Show the command of the log, which may come from somebody else, and ask whether to run it; UsageError if not."""
     say(f"precdoctor: {run.path} was not recorded here by you, or has been moved; this would run:")
     say_command(shown)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -134,11 +130,7 @@ def _report(run: Run, again: RunView, agrees: Any, chosen: Plan) -> int:
 
 
 def _command(run: Run) -> tuple[list[str], str]:
-    """The recorded command and its working directory.
-
-    Raises:
-        UsageError: the log lacks them, or the directory no longer exists.
-    """
+    """The recorded command and its working directory; UsageError if the log lacks them or the directory is gone."""
     command, cwd = run.info.get("command"), run.info.get("cwd")
     if not isinstance(command, list) or not command or not all(isinstance(c, str) for c in command):
         raise UsageError(f"{run.path} does not name the recorded command, so it cannot be run again")

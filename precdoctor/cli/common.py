@@ -172,8 +172,7 @@ def deliver(report: Report, shape: str, output: Path | None, also: Iterable[str]
 
     wanted = [(shape, output), *(_parsed_also(entry) for entry in also)]
     files = [file for _, file in wanted if file is not None]
-    twice = next((file for file in files if files.count(file) > 1), None)
-    if twice is not None:
+    if (twice := next((file for file in files if files.count(file) > 1), None)) is not None:
         raise UsageError(f"two reports would be written to {twice}; give each its own file")
     # stdout last: if its reader stops (`| head`), the process ends, and the files must be complete by then
     for name, file in sorted(wanted, key=lambda w: w[1] is None):

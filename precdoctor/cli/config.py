@@ -20,10 +20,7 @@ from precdoctor.errors import UsageError, did_you_mean
 
 _LEVEL = values.choice("error", "warning")
 #: The keys of commands that write reports, and of those that also run rules.
-_REPORTS: dict[str, values.Parser] = {
-    "output-format": values.choice(*values.OUTPUT_FORMATS),
-    "also": values.parse_list,
-}
+_REPORTS: dict[str, values.Parser] = {"output-format": values.choice(*values.OUTPUT_FORMATS), "also": values.parse_list}
 _RULES = {**_REPORTS, "select": values.parse_list, "ignore": values.parse_list, "fail-on": _LEVEL}
 #: Every key that a file or the environment may set, by section, with its parser.
 SETTINGS: dict[str, dict[str, values.Parser]] = {
@@ -223,8 +220,7 @@ def _table(project: Path) -> Mapping[str, Any] | None:
         return None
     if not isinstance(tool["precdoctor"], dict):
         raise UsageError(f"{project}: precdoctor is a table; write [tool.precdoctor.record] above its keys")
-    table: Mapping[str, Any] = tool["precdoctor"]
-    return table
+    return tool["precdoctor"]
 
 
 def _load(file: Path) -> dict[str, Any]:

@@ -29,8 +29,7 @@ def diagnose(
     output: options.OutputFile = None,
     also: options.Also = None,
     prescription: Annotated[
-        Path | None,
-        typer.Option(help="Write what to change to this file, for record --apply.", metavar="FILE"),
+        Path | None, typer.Option(help="Write what to change to this file, for record --apply.", metavar="FILE")
     ] = None,
     force: options.ReplaceFiles = False,
     select: options.Select = None,

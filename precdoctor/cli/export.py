@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -85,8 +85,7 @@ def _exporter(target: str) -> Callable[..., list[Path]]:
     from importlib import import_module
 
     home = {"csv": "tables", "parquet": "tables"}.get(target, target)
-    function: Any = getattr(import_module(f"precdoctor.integrations.export.{home}"), f"to_{target}")
-    return function  # type: ignore[no-any-return]
+    return getattr(import_module(f"precdoctor.integrations.export.{home}"), f"to_{target}")
 
 
 def _hint(target: str, folder: Path, files: list[Path]) -> str:

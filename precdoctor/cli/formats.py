@@ -73,8 +73,7 @@ def formats(
 def _number(text: str) -> float | None:
     """Parse a decimal or hexadecimal number, a power such as ``2^-24``, NaN or Inf; None if ``text`` is no number.
 
-    Raises:
-        UsageError: the number is beyond the largest of FP64.
+    A number beyond the largest of FP64 is a UsageError.
     """
     try:
         base, power, exponent = text.partition("^")

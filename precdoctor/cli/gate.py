@@ -64,8 +64,7 @@ def gate(
     select: options.Select = None,
     ignore: options.Ignore = None,
     fail_on: Annotated[
-        str | None,
-        typer.Option(help="Fail at this level or above (error, warning); default: error.", metavar="LEVEL"),
+        str | None, typer.Option(help="Fail at this level or above (error, warning); default: error.", metavar="LEVEL")
     ] = None,
     engine: options.Engine = None,
 ) -> int:
@@ -121,8 +120,7 @@ def _gate_report(
 def _baseline(bases: Sequence[Path], engine: str | None) -> Baseline | list[Run] | None:
     """The baseline of a file, or the runs to learn it from; None without ``bases``.
 
-    Raises:
-        UsageError: a file among several paths, or a file that does not exist.
+    A missing file, or one among several paths, is a UsageError.
     """
     from precdoctor.comparison.baseline_file import read_baseline
 

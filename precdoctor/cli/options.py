@@ -10,8 +10,7 @@ import typer
 from precdoctor.cli.values import OUTPUT_FORMATS
 
 NewestRun = Annotated[
-    Path | None,
-    typer.Argument(help="Run directory; default: the newest one in precdoctor-runs/.", metavar="[RUN]"),
+    Path | None, typer.Argument(help="Run directory; default: the newest one in precdoctor-runs/.", metavar="[RUN]")
 ]
 Command = Annotated[
     list[str] | None, typer.Argument(help="What to run: a command, or a script for this Python.", metavar="COMMAND")
@@ -28,8 +27,7 @@ RunDirectory = Annotated[
 ]
 ReplaceRun = Annotated[bool, typer.Option("--force", help="Replace the run directory if there is one.")]
 RedactNames = Annotated[
-    bool | None,
-    typer.Option("--redact-names/--no-redact-names", help="Keep source text and arguments out of the log."),
+    bool | None, typer.Option("--redact-names/--no-redact-names", help="Keep source text and arguments out of the log.")
 ]
 
 OutputFormat = Annotated[

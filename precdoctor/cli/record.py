@@ -131,8 +131,7 @@ def record(
         ),
     ] = None,
     apply: Annotated[
-        Path | None,
-        typer.Option(help="Make the changes of a file that diagnose --prescription wrote.", metavar="FILE"),
+        Path | None, typer.Option(help="Make the changes of a file that diagnose --prescription wrote.", metavar="FILE")
     ] = None,
     halt_on: Annotated[
         list[str] | None,

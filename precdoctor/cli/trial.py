@@ -130,11 +130,7 @@ def _run_both(
 def _judged_trial(
     plan: PlanFile, place: Path, statuses: tuple[int, int], share: float, rules: RuleOptions
 ) -> tuple[Trial, dict[str, Any]]:
-    """``(trial, descriptions of its two runs)``.
-
-    Raises:
-        NothingRecordedError: the unchanged run failed.
-    """
+    """``(trial, descriptions of its two runs)``; NothingRecordedError if the unchanged run failed."""
     from precdoctor.comparison.trial import judge_trial
     from precdoctor.diagnosis.engine import describe, view_of
     from precdoctor.errors import NothingRecordedError

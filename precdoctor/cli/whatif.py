@@ -253,11 +253,7 @@ def _shape(asked: str | None, output: Path | None, *, plan: bool) -> str:
 
 
 def _refuse(flags: Mapping[str, Any], why: str) -> None:
-    """Refuse flags that would have no effect; ``why`` is the reason for the message.
-
-    Raises:
-        UsageError: a flag has a value.
-    """
+    """Raise a UsageError if one of these flags, which would have no effect, has a value; ``why`` is the reason."""
     for flag, value in flags.items():
         if value:
             raise UsageError(f"{flag} has nothing to act on: {why}")

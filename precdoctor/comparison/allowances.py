@@ -69,8 +69,7 @@ def read_allowances(file: Path, known: Sequence[Any]) -> tuple[Allowance, ...]:
 def _entry(where: str, entry: Any, known: Sequence[Any]) -> Allowance:
     if not isinstance(entry, Mapping):
         raise UsageError(f"{where} is no table; write [[allow]] above its keys")
-    unknown = next((key for key in entry if key not in _KEYS), None)
-    if unknown is not None:
+    if (unknown := next((key for key in entry if key not in _KEYS), None)) is not None:
         raise UsageError(f"{where} has no key {unknown!r}{nearest(str(unknown), _KEYS)}")
     for key in ("code", "reason"):
         if not isinstance(entry.get(key), str) or not entry[key].strip():

@@ -105,8 +105,7 @@ def learn_repeats(views: Sequence[RunView], sampled: Sequence[int], source: str)
     """
     steps = usable_steps(views[0])
     for view in views[1:]:
-        different = step_mismatch(usable_steps(view), steps)
-        if different is not None:
+        if (different := step_mismatch(usable_steps(view), steps)) is not None:
             raise IncomparableRunsError(f"{view.run.origin} is no repeat of {views[0].run.origin}: {different}")
     return learn(views, sorted(steps), sampled, source)
 

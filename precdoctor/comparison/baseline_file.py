@@ -72,8 +72,7 @@ def _starts(baseline: Baseline) -> Iterator[str]:
         for root in sorted({key[0] for key in baseline.tensors}):
             yield f"[start.{at}.{_key(root)}]"
             for key in sorted(k for k in baseline.tensors if k[0] == root):
-                start = baseline.tensors[key].starts[at]
-                if start is not None:
+                if (start := baseline.tensors[key].starts[at]) is not None:
                     figures = ", ".join(f"{v:.12g}" for v in (start.rms, start.mean, start.amax))
                     yield f"{_key(_tensor_name(key))} = [{figures}]"
 
@@ -268,11 +267,7 @@ def _positive(value: Any) -> int:
 
 
 def _expanded(ranges: Sequence[Sequence[int]]) -> Iterator[int]:
-    """The steps of :func:`_ranges`.
-
-    Raises:
-        ValueError: a range has more steps than a long training, or begins below 0.
-    """
+    """The steps of :func:`_ranges`; ValueError if a range has more than a long training, or begins below 0."""
     for first, end, stride in ranges:
         span = range(first, end, stride)
         if len(span) > _MOST_STEPS or first < 0:

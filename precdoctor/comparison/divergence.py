@@ -165,8 +165,7 @@ def _paired_frames(a: RunView, b: RunView, steps: Sequence[int], names: Mapping[
     """Paired rows, columns suffixed ``_a`` and ``_b``; rows without a fingerprint or a partner are left out."""
     pairs = pair_rows(_rows(a, steps), _rows(b, steps), names)
     named = pairs.first.rename(columns={c: f"{c}_a" for c in _COMPARED})
-    side_by_side: pd.DataFrame = pd.concat([named, pairs.second[list(_COMPARED)].add_suffix("_b")], axis=1)
-    return side_by_side
+    return pd.concat([named, pairs.second[list(_COMPARED)].add_suffix("_b")], axis=1)
 
 
 def _rows(view: RunView, steps: Sequence[int]) -> pd.DataFrame:

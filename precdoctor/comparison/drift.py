@@ -144,7 +144,7 @@ def _compared_rows(
     unscale = np.log2(first["multiplier"]) - np.log2(second["multiplier"])
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = {c: np.log2(column(second, c) / column(first, c)) + unscale for c in ("amax", "rms")}
-    rows: pd.DataFrame = pd.DataFrame(
+    return pd.DataFrame(
         {
             "tensor": numbers[pairs.tensor],
             "step": first["step"],
@@ -157,13 +157,11 @@ def _compared_rows(
             "numel": first["numel"],
         }
     )
-    return rows
 
 
 def _rows(view: RunView, steps: Sequence[int]) -> pd.DataFrame:
     frame = view.measured(_MEASURES, _KINDS, columns=_COLUMNS, steps=steps)
-    clean: pd.DataFrame = frame[clean_rows(view, frame)]
-    return clean
+    return frame[clean_rows(view, frame)]
 
 
 def _drifts(compared: pd.DataFrame, keys: Sequence[Key]) -> Iterator[Drift]:

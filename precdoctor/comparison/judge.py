@@ -23,7 +23,7 @@ from precdoctor.diagnosis.claims.finding import Diagnosis, Severity
 from precdoctor.diagnosis.claims.rule import Options, Rule
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.engine import diagnose_view
-from precdoctor.diagnosis.survey.rows import Key
+from precdoctor.diagnosis.survey.rows import Key, grouped
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import UsageError
 
@@ -132,10 +132,8 @@ def aggregated(judged: Sequence[JudgedRun], aggregate: str) -> list[JudgedRun]:
 
 def _deciding_lines(judged: Sequence[JudgedRun], needed: int) -> set[int]:
     """``id`` of the deciding line of each check and subject: the ``needed``-th worst of the runs' lines."""
-    groups: dict[tuple[str, str], list[Line]] = {}
-    for one in judged:
-        for line in one.lines:
-            groups.setdefault((line.check, line.subject if line.code in _BY_TENSOR else ""), []).append(line)
+    every = (line for one in judged for line in one.lines)
+    groups = grouped(((line.check, line.subject if line.code in _BY_TENSOR else ""), line) for line in every)
     deciding = set()
     for lines in groups.values():
         ranked = sorted(lines, key=lambda line: (line.passed, -line.excess))

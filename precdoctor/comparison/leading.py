@@ -20,7 +20,7 @@ from precdoctor.comparison.spread import GAUSSIAN_MAD
 from precdoctor.diagnosis.analyses.healthy_steps import is_well
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.survey.rows import Key
+from precdoctor.diagnosis.survey.rows import Key, grouped
 from precdoctor.diagnosis.survey.view import IDENTITY, RunView
 
 #: Most common steps to compare, the newest ones, and the fewest for a comparison.
@@ -123,11 +123,8 @@ def _sampled(view: RunView) -> set[int]:
 
 def _losses(view: RunView) -> dict[int, float]:
     """Mean finite loss over ranks, by complete step."""
-    by_step: dict[int, list[float]] = {}
-    for steps in view.timeline.values():
-        for s in steps:
-            if s.complete and s.loss is not None and math.isfinite(s.loss):
-                by_step.setdefault(s.step, []).append(s.loss)
+    complete = (s for steps in view.timeline.values() for s in steps if s.complete)
+    by_step = grouped((s.step, s.loss) for s in complete if s.loss is not None and math.isfinite(s.loss))
     return {step: sum(values) / len(values) for step, values in by_step.items()}
 
 
@@ -199,8 +196,7 @@ def _gradients(view: RunView, steps: Sequence[int]) -> Course:
     squares = rows["sum_sq"] / rows["multiplier"] ** 2 / rows["numel"]
     rows = rows.assign(amax=rows["amax"] / rows["multiplier"], square=squares)
     named = rows.astype(dict.fromkeys(IDENTITY[:-1], str))
-    course: Course = named.groupby([*IDENTITY, "step"])[["amax", "square"]].max()
-    return course
+    return named.groupby([*IDENTITY, "step"])[["amax", "square"]].max()
 
 
 def _ratios(ours: Course, theirs: Course, which: str) -> Iterator[tuple[Key, dict[int, float]]]:

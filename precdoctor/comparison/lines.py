@@ -9,7 +9,7 @@ from typing import Any
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.survey.rows import Key
+from precdoctor.diagnosis.survey.rows import Key, grouped
 
 #: Most subjects that the evidence of a finding lists.
 _LISTED = 16
@@ -107,10 +107,7 @@ def findings_of(lines: Sequence[Line], repeats: int) -> list[Finding]:
 
     ``repeats`` is the number of healthy runs from which the baseline was learned.
     """
-    failed: dict[str, list[Line]] = {}
-    for line in lines:
-        if not line.passed:
-            failed.setdefault(line.check, []).append(line)
+    failed = grouped((line.check, line) for line in lines if not line.passed)
     return [_finding(group, repeats) for group in failed.values()]
 
 

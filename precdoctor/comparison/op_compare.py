@@ -25,6 +25,7 @@ from precdoctor.diagnosis.claims.finding import (
 )
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.engine import describe, describe_recorder, view_of
+from precdoctor.diagnosis.survey.rows import grouped
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import IncomparableRunsError
 from precdoctor.runlog.reader import Run
@@ -205,9 +206,8 @@ def branches(found: ListComparison, origin: Difference) -> list[Branch]:
     following = found.following(origin)
     differences = dict(following)
     first = found.differences.index(origin)
-    children: dict[int, list[int]] = {}
-    for at, what in following:
-        children.setdefault(max(p for p in what.parents if p == first or p in differences), []).append(at)
+    known = {first, *differences}
+    children = grouped((max(p for p in what.parents if p in known), at) for at, what in following)
     sizes: dict[int, int] = {}
     for at, _ in reversed(following):  # children come after their parents
         sizes[at] = 1 + sum(sizes[child] for child in children.get(at, ()))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from precdoctor.diagnosis.survey.rows import grouped
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import NothingRecordedError
 from precdoctor.numerics.sketch import WIDTH
@@ -114,9 +115,7 @@ def read_ops(run: Run, key: Key) -> list[Op]:
 
 
 def _ops(rows: Iterable[dict[str, Any]]) -> Iterator[Op]:
-    by_op: dict[int, list[dict[str, Any]]] = {}
-    for row in rows:
-        by_op.setdefault(row["index"], []).append(row)
+    by_op = grouped((row["index"], row) for row in rows)
     for index in sorted(by_op):
         mine = sorted(by_op[index], key=lambda row: row["position"])
         first = mine[0]

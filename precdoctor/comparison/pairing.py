@@ -88,11 +88,7 @@ def pair(run: RunView, baseline: RunView, renames: Sequence[tuple[str, str]] = (
 
 
 def pair_with_baseline(
-    run: RunView,
-    baseline: Baseline,
-    renames: Sequence[tuple[str, str]] = (),
-    *,
-    against: RunView | None = None,
+    run: RunView, baseline: Baseline, renames: Sequence[tuple[str, str]] = (), *, against: RunView | None = None
 ) -> Pairing | str:
     """Pair a run with a baseline, on the baseline's steps; returns a sentence if they cannot be compared.
 
@@ -109,8 +105,7 @@ def pair_with_baseline(
     names = names_by_rules(found, renames)
     names |= names_by_structure(translated(found, names), baseline.tensors)
     found = translated(found, names)
-    different = _different_model(found, baseline.tensors)
-    if different is not None:
+    if (different := _different_model(found, baseline.tensors)) is not None:
         return different
     steps = baseline.steps
     theirs = mean_losses(against) if against is not None else {}

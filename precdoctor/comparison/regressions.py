@@ -145,8 +145,7 @@ def _graded_by_headroom(line: Line, options: Options) -> Line:
 def _loss(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
     """Compares the median loss of the last quarter of the steps; one non-finite loss that the baseline lacks fails."""
     place = Location(phase=Phase.LOSS, kind="loss")
-    broken = sorted(pairing.bad_losses)
-    if broken:
+    if broken := sorted(pairing.bad_losses):
         found = f"not finite on {plural(len(broken), 'step')}, first {broken[0]}"
         return [
             Line(regression.check, "loss", "finite", found, "0 steps", False, regression.severity, place,

@@ -6,11 +6,11 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, median
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from precdoctor.diagnosis.survey.rows import grouped
 from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.arrays import Bools
 
 #: Most steps whose tensors are compared, evenly spread over the run. Bounds the work.
 MAX_STEPS = 64
@@ -76,13 +76,8 @@ def bad_losses(view: RunView, steps: Collection[int]) -> list[int]:
 
 def mean_losses(view: RunView) -> dict[int, float]:
     """Mean loss over ranks, by step; NaN if the loss of any rank is non-finite. Skipped steps are included."""
-    by_step: dict[int, list[float]] = {}
-    for steps in view.timeline.values():
-        for facts in steps:
-            if facts.loss_is_bad:
-                by_step.setdefault(facts.step, []).append(math.nan)
-            elif facts.loss is not None:
-                by_step.setdefault(facts.step, []).append(facts.loss)
+    every = ((s.step, math.nan if s.loss_is_bad else s.loss) for steps in view.timeline.values() for s in steps)
+    by_step = grouped((step, loss) for step, loss in every if loss is not None)
     return {step: fmean(values) for step, values in by_step.items()}
 
 
@@ -93,9 +88,9 @@ def skipped_share(view: RunView, steps: Collection[int]) -> float:
     return len(skipped) / len(wanted) if wanted else 0.0
 
 
-def clean_rows(view: RunView, frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
+def clean_rows(view: RunView, frame: pd.DataFrame) -> Bools:
     """Mask of the rows to compare: excludes recomputed activations, and gradients of skipped steps."""
-    clean: npt.NDArray[np.bool_] = (frame["phase"] != "recompute").to_numpy()
+    clean: Bools = (frame["phase"] != "recompute").to_numpy()
     skipped = [(p.rank, p.attempt, f.step) for p, steps in view.timeline.items() for f in steps if f.skipped]
     if skipped:
         gradient = frame["kind"].astype(str).str.contains("grad").to_numpy()

@@ -9,7 +9,6 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from precdoctor.comparison.steps import clean_rows
@@ -17,6 +16,7 @@ from precdoctor.diagnosis.survey.frames import Ints, firsts, groups, histograms,
 from precdoctor.diagnosis.survey.measures import Floats, column, format_values
 from precdoctor.diagnosis.survey.rows import Key, known_format, text
 from precdoctor.diagnosis.survey.view import BAD_COUNTS, IDENTITY, RunView
+from precdoctor.numerics.arrays import Bools
 from precdoctor.numerics.formats import format_of_dtype
 from precdoctor.numerics.tail import flushed_tails
 
@@ -231,7 +231,7 @@ def _squares(frame: pd.DataFrame, tensors: Ints) -> Iterator[tuple[Floats, Float
     return zip(np.split(square, bounds), np.split(finite, bounds), strict=True)
 
 
-def _flushed(frame: pd.DataFrame, narrow: npt.NDArray[np.bool_]) -> Floats:
+def _flushed(frame: pd.DataFrame, narrow: Bools) -> Floats:
     """Elements of each row that rounding made zero; 0 if the smallest element is far above the smallest subnormal."""
     near = narrow & (column(frame, "amin_nonzero") <= 4.0 * format_values(frame, "min_subnormal"))
     flushed = np.zeros(len(frame))

@@ -96,10 +96,7 @@ def diagnose_view(view: RunView, rules: Sequence[Rule], settings: Mapping[str, O
     findings = [_with_own_steps(view, worthwhile_first(f)) for f in fold(found, RELATIONS)]
     outcomes = [_outcome(view, rule, checked[rule.code], findings) for rule in rules]
     return Diagnosis(
-        run=describe(view),
-        findings=_by_importance(findings),
-        rules=tuple(outcomes),
-        recorder=describe_recorder(view),
+        run=describe(view), findings=_by_importance(findings), rules=tuple(outcomes), recorder=describe_recorder(view)
     )
 
 

@@ -104,15 +104,13 @@ def accumulate(products: Floats, accumulator: Accumulator) -> Floats:
 def _quantum(largest: Floats, bits: int) -> Floats:
     """Return the value of the last of ``bits`` significant bits of each magnitude; 1 for zero."""
     exponent = np.where(largest > 0.0, np.frexp(largest)[1] - 1, bits - 1)
-    quantum: Floats = np.ldexp(1.0, exponent - (bits - 1))
-    return quantum
+    return np.ldexp(1.0, exponent - (bits - 1))
 
 
 def _cut(values: Floats, quantum: Floats, rounding: Rounding) -> Floats:
     """Discard the bits of ``values`` below ``quantum``, a power of two."""
     steps = values / quantum  # a power of two: exact
-    cut: Floats = (np.trunc(steps) if rounding is Rounding.TOWARD_ZERO else np.rint(steps)) * quantum
-    return cut
+    return (np.trunc(steps) if rounding is Rounding.TOWARD_ZERO else np.rint(steps)) * quantum
 
 
 @dataclass(frozen=True)

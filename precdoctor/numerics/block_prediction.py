@@ -61,11 +61,7 @@ class _Scales:
 
 
 def predict_blocks(
-    histogram: BlockHistogram,
-    fmt: BlockFormat,
-    *,
-    amax: float | None = None,
-    rule: ScaleRule | None = None,
+    histogram: BlockHistogram, fmt: BlockFormat, *, amax: float | None = None, rule: ScaleRule | None = None
 ) -> Prediction:
     """Predict a cast to ``fmt`` block by block, round to nearest even, with elements clipped at the maximum.
 

@@ -38,8 +38,7 @@ class HistogramTable:
     @cached_property
     def running(self) -> Floats:
         """Number of elements up to and including each bin, shape of ``counts``."""
-        running: Floats = np.cumsum(self.counts, axis=1).astype(np.float64)
-        return running
+        return np.cumsum(self.counts, axis=1).astype(np.float64)
 
     def rows(self, chosen: Bools) -> HistogramTable:
         """Select rows by a mask."""

@@ -245,8 +245,7 @@ def quantum(magnitudes: Floats, fmt: Format) -> Floats:
     """Return the spacing of ``fmt`` at, or just below, each magnitude."""
     mantissa, exponent = np.frexp(np.minimum(magnitudes, _LARGEST))
     below = np.where(mantissa == 0.5, exponent - 2, exponent - 1)
-    step: Floats = np.ldexp(1.0, np.maximum(below, 1 - fmt.bias) - fmt.mantissa_bits)
-    return step
+    return np.ldexp(1.0, np.maximum(below, 1 - fmt.bias) - fmt.mantissa_bits)
 
 
 def bulk_decibels(points: Floats, weights: Floats, errors: Floats, energy: Floats | float = 1.0) -> float:

@@ -106,8 +106,7 @@ class AmaxSeries:
     @property
     def usable(self) -> Bools:
         """Mask of the entries that a scale can be derived from: finite and not zero."""
-        usable: Bools = (self.amax > 0.0) & ~self.non_finite
-        return usable
+        return (self.amax > 0.0) & ~self.non_finite
 
 
 @dataclass(frozen=True, eq=False)

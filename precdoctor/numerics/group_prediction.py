@@ -156,5 +156,4 @@ def _likely_errors(fmt: Format) -> Floats:
     even[-1] *= 2.0  # the last entry reaches down to zero
     cells, points, weights = spread([_cells(even, fmt)], _POINTS)
     errors = squared_errors(points, cells, fmt, Limits.of(fmt), aligned=False)
-    out: Floats = (weights * errors).sum(axis=1)[::-1] / (even * fmt.max**2)
-    return out
+    return (weights * errors).sum(axis=1)[::-1] / (even * fmt.max**2)

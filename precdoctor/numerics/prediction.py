@@ -110,11 +110,7 @@ class Prediction:
 
 
 def predict(
-    statistics: TensorStatistics,
-    fmt: Format,
-    *,
-    scale: float = 1.0,
-    saturate: bool | None = None,
+    statistics: TensorStatistics, fmt: Format, *, scale: float = 1.0, saturate: bool | None = None
 ) -> Prediction:
     """Predict a cast of ``tensor * scale`` to ``fmt``, round to nearest even; errors are measured after scaling back.
 

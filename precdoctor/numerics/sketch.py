@@ -11,7 +11,8 @@ import functools
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
+
+from precdoctor.numerics.arrays import Floats
 
 WIDTH: Final = 8
 #: Signs repeat after this many elements; each repetition is multiplied by a sign of its own.
@@ -21,18 +22,18 @@ _REPETITIONS: Final = 1 << 40
 
 
 @functools.cache
-def tile_signs() -> npt.NDArray[np.float64]:
+def tile_signs() -> Floats:
     """Return the signs of the elements of one tile: 1.0 or -1.0, shape ``(TILE,)``."""
     return _signs(0, TILE)
 
 
 @functools.lru_cache(maxsize=64)
-def repetition_signs(first: int, count: int) -> npt.NDArray[np.float64]:
+def repetition_signs(first: int, count: int) -> Floats:
     """Return the signs of tiles ``first`` to ``first + count - 1``, shape ``(count,)``."""
     return _signs(_REPETITIONS + first, count)
 
 
-def _signs(first: int, count: int) -> npt.NDArray[np.float64]:
+def _signs(first: int, count: int) -> Floats:
     """Return the highest bit of SplitMix64 of each index as a sign: identical on every machine and in every version."""
     x = (np.arange(first, first + count, dtype=np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -78,14 +78,12 @@ class Tails:
     @property
     def total(self) -> Floats:
         """Estimated number of elements of each tensor that were rounded to zero."""
-        total: Floats = self.counts.sum(axis=1)
-        return total
+        return self.counts.sum(axis=1)
 
     @property
     def mass(self) -> Floats:
         """Estimated sum of the magnitudes of those elements, each taken at the middle of its bin."""
-        mass: Floats = (self.counts * _middles(self.lo, self.counts.shape[1])).sum(axis=1)
-        return mass
+        return (self.counts * _middles(self.lo, self.counts.shape[1])).sum(axis=1)
 
 
 def flushed_tail(histogram: ExponentHistogram, zeros: int, fmt: Format) -> Tail:

@@ -16,7 +16,7 @@ from precdoctor.numerics.arrays import Bools, Floats, Ints
 from precdoctor.numerics.block_prediction import placement
 from precdoctor.numerics.blocks import BlockFormat, BlockHistogram, ScaleRule
 from precdoctor.numerics.casting_array import cast_array
-from precdoctor.numerics.cells import Limits, quantum
+from precdoctor.numerics.cells import Cells, Limits, quantum
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN
 
@@ -131,21 +131,17 @@ def tally(bins: Bins, fmt: Format) -> Tally:
 
     Each interval contains the one of ``predict``; the estimate takes elements as evenly spread over their bin.
     """
-    limits = Limits.of(fmt)
-    lo, hi, n = bins.lo, bins.hi, bins.counts
-    sure_flushed = hi <= limits.flush
-    may_flush = (lo < limits.flush) | (bins.closed & (lo <= limits.flush))
-    ceiling = min(limits.saturate, limits.saturate_negative)
-    may_clip = (hi > ceiling) | (limits.tie_overflows & (hi >= ceiling))
-    floor = max(limits.saturate, limits.saturate_negative)
-    sure_clipped = (lo > floor) | ((lo == floor) & (~bins.closed | limits.tie_overflows))
+    limits, n = Limits.of(fmt), bins.counts
+    cells = Cells(bins.lo, bins.hi, n, bins.closed, np.zeros_like(n))
+    sure_flushed, may_flush = limits.flushed(cells)
+    sure_clipped, may_clip = limits.saturated(cells)
 
     def per_tensor(weights: Floats) -> Floats:
         return np.bincount(bins.tensor, weights, minlength=bins.tensors).astype(np.float64)
 
     width = np.maximum(bins.likely_hi - bins.likely_lo, 0.0)
     below = _share(limits.flush - bins.likely_lo, width, bins.likely_hi <= limits.flush)
-    above = _share(bins.likely_hi - ceiling, width, bins.likely_lo >= ceiling)
+    above = _share(bins.likely_hi - limits.saturate, width, bins.likely_lo >= limits.saturate)
     with np.errstate(over="ignore", under="ignore"):
         error = _relative_error(bins, fmt, limits, per_tensor)
     return Tally(
@@ -159,8 +155,7 @@ def tally(bins: Bins, fmt: Format) -> Tally:
 def _share(part: Floats, whole: Floats, all_of_it: Bools) -> Floats:
     """Return ``part / whole``, clipped to 0 .. 1; 0 for an empty whole, 1 where ``all_of_it``."""
     share = np.clip(np.divide(part, whole, out=np.zeros_like(part), where=whole > 0.0), 0.0, 1.0)
-    out: Floats = np.where(all_of_it, 1.0, share)
-    return out
+    return np.where(all_of_it, 1.0, share)
 
 
 def _relative_error(bins: Bins, fmt: Format, limits: Limits, per_tensor: Callable[[Floats], Floats]) -> Floats:
@@ -186,8 +181,7 @@ def _relative_error(bins: Bins, fmt: Format, limits: Limits, per_tensor: Callabl
     lost[known] = (b[known] - cast) ** 2
     energy = per_tensor(bins.counts * square)
     error = per_tensor(bins.counts * lost)
-    out: Floats = np.divide(error, energy, out=np.zeros_like(error), where=energy > 0.0)
-    return out
+    return np.divide(error, energy, out=np.zeros_like(error), where=energy > 0.0)
 
 
 def ragged(lengths: Ints) -> tuple[Ints, Ints]:

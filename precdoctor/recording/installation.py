@@ -154,9 +154,7 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
         raise
     inherited.watch_forks()
     os.register_at_fork(
-        before=recorder.before_fork,
-        after_in_parent=recorder.after_fork_in_parent,
-        after_in_child=recorder.after_fork,
+        before=recorder.before_fork, after_in_parent=recorder.after_fork_in_parent, after_in_child=recorder.after_fork
     )
     _installed = recorder
     return recorder

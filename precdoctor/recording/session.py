@@ -73,8 +73,7 @@ def record(run: str | os.PathLike[str] | None = None, *, force: bool = False, **
     command = [sys.executable, *sys.argv]
     now = dt.datetime.now(dt.timezone.utc)
     directory = Path(run or default_run_directory(command, now)).absolute()
-    busy = installation.recorded_into()
-    if busy is not None:
+    if (busy := installation.recorded_into()) is not None:
         raise UsageError(f"this process is recorded into {busy} already; end that block first")
     create_run(directory, run_facts(command, chosen, now), force=force)
     recorder = installation.begin(directory, chosen)
@@ -88,8 +87,7 @@ def _options(given: dict[str, Any]) -> RecordOptions:
     """Return the options from keyword arguments. Raises UsageError like :func:`record`."""
     fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
     taken = [name for name in RecordOptions.__dataclass_fields__ if name not in _COMMAND_ONLY]
-    unknown = next((name for name in fields if name not in taken), None)
-    if unknown is not None:
+    if (unknown := next((name for name in fields if name not in taken), None)) is not None:
         known = ", ".join(taken)
         raise UsageError(f"precdoctor.record takes {known}; it has no option {unknown!r}")
     return RecordOptions(**fields)

@@ -14,13 +14,12 @@ from rich.text import Text
 from precdoctor.comparison.compare import LOSS_GAP, Comparison
 from precdoctor.comparison.divergence import Divergence
 from precdoctor.comparison.drift import MOVED, Drift
-from precdoctor.comparison.lines import Line
 from precdoctor.comparison.pairing import subject
 from precdoctor.comparison.predictions import Applied, Outcome
 from precdoctor.diagnosis.claims.finding import jsonable
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.prescriptions.file import effect_as_dict
-from precdoctor.diagnosis.survey.rows import Key
+from precdoctor.diagnosis.survey.rows import Key, grouped
 from precdoctor.reporting.finding_view import KINDS
 from precdoctor.reporting.tables import Name, folded, right, table
 from precdoctor.reporting.text import clean, number
@@ -97,10 +96,8 @@ def _loss(c: Comparison) -> str:
 
 def _print_lines(c: Comparison, console: Console) -> None:
     """Print one line per failed regression, the most severe first: its worst subject, and the number of others."""
-    groups: dict[str, list[Line]] = {}
-    for line in sorted(c.lines, key=lambda line: (-line.severity.weight, line.code)):
-        if not line.passed:
-            groups.setdefault(line.check, []).append(line)
+    ordered = sorted(c.lines, key=lambda line: (-line.severity.weight, line.code))
+    groups = grouped((line.check, line) for line in ordered if not line.passed)
     if not groups:
         return
     console.print(f"\nWorse in B ({plural(sum(map(len, groups.values())), 'regression')}):")
@@ -192,8 +189,7 @@ def _tensor(drift: Drift) -> dict[str, Any]:
         "steps": len(drift.steps),
     }
     place = {"root": root, "module": module, "kind": kind, "name": name, "call": call}
-    row: dict[str, Any] = jsonable({**place, "dtype_a": drift.dtypes[0], "dtype_b": drift.dtypes[1], **values})
-    return row
+    return jsonable({**place, "dtype_a": drift.dtypes[0], "dtype_b": drift.dtypes[1], **values})
 
 
 def print_applied(applied: Applied, console: Console) -> None:

@@ -105,8 +105,7 @@ def _grid(rows: Iterable[tuple[str, RenderableType]]) -> RenderableType:
 
 def _facts(finding: Finding, console: Console) -> Iterator[tuple[str, RenderableType]]:
     location, evidence = finding.location, finding.evidence
-    where = place(finding)
-    if where:
+    if where := place(finding):
         yield "where", Text(where)
     if location.source is not None:
         yield "source", _source(location.source)
@@ -120,11 +119,9 @@ def _facts(finding: Finding, console: Console) -> Iterator[tuple[str, Renderable
     if finding.confidence < 1.0:
         reason = evidence.get("confidence_reason")
         yield "certainty", Text(percent(finding.confidence) + (f": {clean(reason)}" if reason else ""))
-    trend = _trend(evidence.get("history"), console)
-    if trend:
+    if trend := _trend(evidence.get("history"), console):
         yield "before", Text(trend)
-    bar = _range(evidence.get("range"), console)
-    if bar is not None:
+    if (bar := _range(evidence.get("range"), console)) is not None:
         yield "range", bar
     path = evidence.get("path")
     if isinstance(path, Sequence) and path and not isinstance(path, str):

@@ -30,6 +30,8 @@ _IDLE = Status.NOT_APPLICABLE
 #: Mark, its ASCII form, style.
 _FAILS, _OPEN, _PASSED = (MARKS[status] for status in (Status.FAILED, Status.NOT_APPLICABLE, Status.PASSED))
 _WARNS = ("!", "! ", "pd.near")
+#: The order in which checks are listed.
+_URGENCY = (_FAILS, _WARNS, _OPEN, _PASSED)
 
 
 def print_gate(report: GateReport, console: Console, *, concise: bool = False) -> None:
@@ -45,7 +47,7 @@ def print_gate(report: GateReport, console: Console, *, concise: bool = False) -
         console.print(Text(f"  Look first at: {', '.join(named)}", "pd.strong"), soft_wrap=True)
     for run in report.runs:
         checks = [c for c in report.checks if c.run == run and (run, c.check) not in idle]
-        checks = sorted((c for c in checks if not concise or c.passed is False), key=_urgency)
+        checks = sorted((c for c in checks if not concise or c.passed is False), key=lambda c: _URGENCY.index(_mark(c)))
         against = f", against {report.baseline}" if report.baseline else ""
         console.print(Text(f"\n{clean(run)}{clean(against)}", "pd.strong"), soft_wrap=True)
         if checks and concise:  # a line each, for grep
@@ -102,10 +104,6 @@ def _mark(check: GateCheck) -> tuple[str, str, str]:
     if check.passed is None:
         return _OPEN
     return _PASSED if check.passed else _FAILS if check.fails else _WARNS
-
-
-def _urgency(check: GateCheck) -> int:
-    return (_FAILS, _WARNS, _OPEN, _PASSED).index(_mark(check))
 
 
 def _table(checks: Sequence[GateCheck], console: Console) -> Table:

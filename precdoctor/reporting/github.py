@@ -32,7 +32,8 @@ def github(report: Report) -> str:
 
 def command(kind: str, message: str, **properties: str | int) -> str:
     """A workflow command, ``::error file=train.py,line=42,title=PD101::message``; special characters are escaped."""
-    fields = ",".join(f"{name}={_property(str(value))}" for name, value in properties.items())
+    escaped = {name: _data(clean(str(v))).replace(":", "%3A").replace(",", "%2C") for name, v in properties.items()}
+    fields = ",".join(f"{name}={value}" for name, value in escaped.items())
     return f"::{kind}{' ' + fields if fields else ''}::{_data(message)}"
 
 
@@ -65,7 +66,3 @@ def _limited(kind: str, found: list[str]) -> Iterator[str]:
 def _data(value: str) -> str:
     lines = [clean(line) for line in value.split("\n")]
     return "\n".join(lines).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(value: str) -> str:
-    return _data(clean(value)).replace(":", "%3A").replace(",", "%2C")

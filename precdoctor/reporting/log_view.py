@@ -31,8 +31,7 @@ def print_verification(verification: Verification, console: Console) -> None:
             console.print(Text(f"  {clean(problem)}", "pd.bad"))
         if len(rank.problems) > _PROBLEMS:
             console.print(Text(f"  {rank.name}: {len(rank.problems) - _PROBLEMS} more problems", "pd.bad"))
-    damaged = sum(not rank.ok for rank in verification.ranks)
-    if damaged:
+    if damaged := sum(not rank.ok for rank in verification.ranks):
         console.print(Text(f"{plural(damaged, 'process')} cannot be trusted.", "pd.bad"))
     else:
         console.print(Text("Sound: every row that was written can be read.", "pd.good"))

@@ -101,8 +101,7 @@ def _finding(finding: Finding) -> Iterator[str]:
     yield ""
     yield prose(finding.message)
     yield ""
-    source = finding.location.source
-    if source is not None:
+    if (source := finding.location.source) is not None:
         yield f"- source: {_source(source)}"
     if finding.location.op:
         yield f"- op: {code(finding.location.op)}"

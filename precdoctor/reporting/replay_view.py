@@ -14,8 +14,9 @@ from rich.text import Text
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.offline.replay.accumulator import AccumulatorReplay, LengthErrors
 from precdoctor.diagnosis.offline.replay.fp8 import RecipeReplay
-from precdoctor.diagnosis.offline.replay.loss_scale import Culprit, LossScaleReplay
+from precdoctor.diagnosis.offline.replay.loss_scale import LossScaleReplay
 from precdoctor.diagnosis.offline.replay.specs import spell_policy
+from precdoctor.diagnosis.survey.rows import grouped
 from precdoctor.numerics.accumulation import Rounding
 from precdoctor.numerics.cells import Estimate
 from precdoctor.reporting import tables
@@ -137,9 +138,7 @@ def _middle(estimate: Estimate | None) -> float | None:
 def _print_culprits(answer: LossScaleReplay, console: Console) -> None:
     examined = f"{len(answer.culprits)} of {plural(answer.overflows, 'overflow')}"
     console.print(Text(f"\nWhat overflows first, {examined} examined", "pd.strong"))
-    by_tensor: dict[tuple[str, str, str, str], list[Culprit]] = {}
-    for culprit in answer.culprits:
-        by_tensor.setdefault((culprit.root, culprit.module, culprit.kind, culprit.name), []).append(culprit)
+    by_tensor = grouped(((c.root, c.module, c.kind, c.name), c) for c in answer.culprits)
     table = _table(console, "tensor", "overflows", "at steps", "seen")
     for (root, module, kind, name), found in sorted(by_tensor.items(), key=lambda item: -len(item[1])):
         label = _label(root, module, kind, name)

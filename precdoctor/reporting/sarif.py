@@ -57,8 +57,7 @@ def _result(finding: Finding, index: int, report: Report) -> dict[str, Any]:
             "artifactLocation": {"uri": _uri(place.file)},
             "region": {"startLine": place.line},
         }
-    subject = subject_of(finding)
-    if subject:
+    if subject := subject_of(finding):
         location["logicalLocations"] = [{"fullyQualifiedName": clean(subject), "kind": "module"}]
     advice = "".join(f"\nDo: {p.title}" for p in finding.prescriptions)
     return {

@@ -44,8 +44,7 @@ def verdict(found: Shadowed | None, limits: Limits) -> tuple[str, str]:
             return "nothing-reduced", _nothing_reduced(found)
         step, why = found.refused[0] if found.refused else (0, "nothing was compared")
         return "indeterminate", f"No answer: step {step} could not be compared: {clean(why, 300)}."
-    guilty = limits.guilty(found)
-    if guilty:
+    if guilty := limits.guilty(found):
         return "precision", _guilty(found, guilty, limits)
     layers = found.layers()
     within = sum(not limits.above_expectation(error, found) for error in layers.values())

@@ -44,8 +44,7 @@ def print_full(diagnosis: Diagnosis, console: Console, *, verbose: bool = False)
     for finding in heavy[:FULL_FINDINGS]:
         console.print()
         console.print(finding_view(finding, console), crop=False)
-    rest = heavy[FULL_FINDINGS:]
-    if rest:
+    if rest := heavy[FULL_FINDINGS:]:
         console.print(f"\n{plural(len(rest), 'more finding')}:")
         for finding in rest:
             console.print(Padding(_finding_line(finding), (0, 0, 0, 2)), soft_wrap=True)
@@ -115,8 +114,7 @@ def _print_header(diagnosis: Diagnosis, console: Console, *, verbose: bool) -> N
     run = diagnosis.run
     if run.get("path"):
         console.print(Text(clean(run["path"]), "pd.quiet"), soft_wrap=True)
-    facts = run_facts(run)
-    if facts:
+    if facts := run_facts(run):
         console.print(Text(facts, "pd.quiet"))
     print_ending(run, console)
     findings = bool(diagnosis.findings)

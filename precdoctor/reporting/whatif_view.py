@@ -128,8 +128,7 @@ def remedies(answer: Answer) -> Iterator[str]:
     ]
     if parts:
         yield f"\nCheapest that would hold: {'; '.join(parts)}."
-    lost = sum(f.instead is None for f in answer.failing)
-    if lost:
+    if lost := sum(f.instead is None for f in answer.failing):
         yield f"{'' if parts else chr(10)}Nothing that was tried holds for {plural(lost, 'tensor')}."
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import math
 import os
@@ -81,7 +82,14 @@ def dump_json(content: Mapping[str, Any]) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """``value`` converted to JSON types: sets become lists, NumPy values Python's, NaN and infinities strings."""
+    """``value`` converted to JSON types: non-finite numbers become the strings "NaN", "Infinity", "-Infinity".
+
+    Dataclasses become objects, enums their values, sets lists, NumPy scalars and arrays plain numbers and lists.
+    """
+    if isinstance(value, enum.Enum):
+        return value.value
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

@@ -82,10 +82,7 @@ SETTINGS: Mapping[str, Setting] = {
             of_module=True,
         ),
         Setting(
-            "autocast.dtype",
-            '"bfloat16"',
-            _one_of("bfloat16"),
-            "Autocast regions that ask for float16 get bfloat16.",
+            "autocast.dtype", '"bfloat16"', _one_of("bfloat16"), "Autocast regions that ask for float16 get bfloat16."
         ),
         Setting(
             "scaler.init_scale",

@@ -8,11 +8,11 @@ from functools import cache, cached_property, reduce
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from precdoctor.errors import UsageError, did_you_mean
+from precdoctor.numerics.arrays import Ints
 from precdoctor.runlog.schema import TABLES
 from precdoctor.runlog.stream import stored_type
 
@@ -82,16 +82,13 @@ class Query:
         """Return False if no row with a step in [first, last] can satisfy the predicate; True if one might."""
         return not self.steps or any(all(_may_satisfy(op, v, first, last) for op, v in terms) for terms in self.steps)
 
-    def matching(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    def matching(self, batch: pa.RecordBatch) -> Ints:
         """The numbers of the rows that satisfy the predicate, ascending; ``batch`` as for :meth:`select`."""
         if isinstance(self.predicate, pc.Expression):
             raise TypeError("rows are numbered for a list of terms only")
         if self.predicate is None:
             return np.arange(batch.num_rows)
-        found: npt.NDArray[np.int64] = np.flatnonzero(
-            _matches(batch, self.predicate).fill_null(False).to_numpy(zero_copy_only=False)
-        )
-        return found
+        return np.flatnonzero(_matches(batch, self.predicate).fill_null(False).to_numpy(zero_copy_only=False))
 
     def select(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows and columns of the query, from a batch with the columns ``needed`` and ``attempt``."""

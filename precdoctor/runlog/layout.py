@@ -248,7 +248,7 @@ def read_run_info(run: Path) -> dict[str, Any]:
             raise RunNotFoundError(f"there is no run directory {run}; {_run_meant(run) or _RECORD_HINT}")
         if not run.is_dir():
             raise RunNotFoundError(f"{run} is a file, not a run directory; name the directory that holds {RUN_FILE}")
-        if not _is_regular(run / RUN_FILE) and _may_search(run):
+        if not _is_regular(run / RUN_FILE) and os.access(run, os.X_OK):  # else the file may be there, out of reach
             inside = _runs_in(run)
             hint = f"name a run in it, such as {max(inside)[2]}" if inside else _RECORD_HINT
             if RANK_DIR.fullmatch(run.name) and _is_regular(run.parent / RUN_FILE):
@@ -283,8 +283,7 @@ def refuse_newer(version: int, written: Path) -> None:
 def _run_meant(run: Path) -> str:
     """The hint ``did you mean runs/a?`` if a run beside ``run`` or in ``DEFAULT_BASE`` has a similar name; else ""."""
     for base in dict.fromkeys((run.parent, DEFAULT_BASE)):
-        name = likely(run.name, [child.name for *_, child in _runs_in(base)])
-        if name is not None:
+        if (name := likely(run.name, [child.name for *_, child in _runs_in(base)])) is not None:
             return f"did you mean {base / name}?"
     return ""
 
@@ -299,11 +298,6 @@ def _runs_in(base: Path) -> list[tuple[int, str, Path]]:
         ]
     except OSError:
         return []
-
-
-def _may_search(run: Path) -> bool:
-    """Return whether a file that was not found in ``run`` is absent: the directory may be searched."""
-    return os.access(run, os.X_OK)
 
 
 def _is_regular(path: Path) -> bool:

@@ -75,12 +75,7 @@ _TEXTS: Final = {table: [f.name for f in TABLES[table] if stored_type(f.type) ==
 
 
 def sealed_rows(
-    part: PartFile,
-    listed: Part | None,
-    query: Query,
-    rank: RankDirectory,
-    cache: PartCache,
-    rest: Sequence[str] = (),
+    part: PartFile, listed: Part | None, query: Query, rank: RankDirectory, cache: PartCache, rest: Sequence[str] = ()
 ) -> Iterator[pa.RecordBatch]:
     """The columns of a sealed part that ``query`` needs, plus ``attempt``, with all rows of the row groups it may ask
     for.

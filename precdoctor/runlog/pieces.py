@@ -112,11 +112,7 @@ def _queries(
 
 
 def rank_rows(
-    rank: RankDirectory,
-    asked: Query,
-    cache: PartCache,
-    rest: Sequence[str] = (),
-    parts: tuple[int, int] | None = None,
+    rank: RankDirectory, asked: Query, cache: PartCache, rest: Sequence[str] = (), parts: tuple[int, int] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The columns that ``asked`` needs, plus ``attempt``, of one process; its row filter is not applied yet.
 

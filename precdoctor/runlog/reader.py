@@ -304,8 +304,7 @@ class Run:
         frame: pd.DataFrame = whole.to_pandas(types_mapper=nullable.get)
         # types_mapper sees only the type; columns that cannot be null get NumPy's types back.
         plain = {f.name: f.type.to_pandas_dtype() for f in asked.schema if f.type in nullable and not f.nullable}
-        typed: pd.DataFrame = frame.astype(plain)
-        return typed
+        return frame.astype(plain)
 
     def _read(self, asked: Query) -> Iterator[pa.RecordBatch]:
         with advice(self.path):

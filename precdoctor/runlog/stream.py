@@ -184,7 +184,8 @@ def read_batches(data: bytes, found: StreamScan, where: str) -> Iterator[pa.Reco
                 batch.validate(full=True)
                 yield batch
     except (pa.ArrowException, OSError, ValueError, TypeError, MemoryError, StopIteration) as error:
-        raise CorruptRunError(f"{where} is damaged: {_first_line(error)}") from error
+        first_line = next(iter(str(error).splitlines()), type(error).__name__)
+        raise CorruptRunError(f"{where} is damaged: {first_line}") from error
 
 
 def _frame(data: bytes, at: int, where: str) -> tuple[int, int, int] | None:
@@ -218,8 +219,7 @@ def _frame(data: bytes, at: int, where: str) -> tuple[int, int, int] | None:
 def _message(metadata: memoryview, rest: memoryview) -> tuple[int, int, int]:
     """``(kind, bytes of body, bytes that the body claims to decompress to)`` of one FlatBuffers Message.
 
-    Raises:
-        struct.error, IndexError, ValueError: ``metadata`` is not a Message.
+    struct.error, IndexError or ValueError if ``metadata`` is none.
     """
     message = _unpack("<I", metadata, 0)
     kind = _field(metadata, message, 1, "<B") or 0
@@ -228,8 +228,7 @@ def _message(metadata: memoryview, rest: memoryview) -> tuple[int, int, int]:
     if kind == _BATCH_MESSAGE:
         batch = _table(metadata, message, 2)
         compressed = _slot(metadata, batch, 3) is not None
-        where = _slot(metadata, batch, 2)
-        if where is not None:
+        if (where := _slot(metadata, batch, 2)) is not None:
             vector = where + _unpack("<I", metadata, where)
             size = 16 * _unpack("<I", metadata, vector)
             buffers = metadata[vector + 4 : vector + 4 + size]
@@ -245,8 +244,7 @@ def _message(metadata: memoryview, rest: memoryview) -> tuple[int, int, int]:
 def _unpack(layout: str, data: memoryview, offset: int) -> int:
     if offset < 0:
         raise ValueError("an offset below zero")
-    value: int = struct.unpack_from(layout, data, offset)[0]
-    return value
+    return struct.unpack_from(layout, data, offset)[0]
 
 
 def _slot(data: memoryview, table: int, field: int) -> int | None:
@@ -272,7 +270,3 @@ def _table(data: memoryview, table: int, field: int) -> int:
 
 def _damaged(where: str, at: int) -> CorruptRunError:
     return CorruptRunError(f"{where} is damaged at byte {at}")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

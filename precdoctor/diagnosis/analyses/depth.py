@@ -15,7 +15,7 @@ import pandas as pd
 from precdoctor.diagnosis.analyses.histories import watched_steps
 from precdoctor.diagnosis.survey.frames import firsts, groups, lasts
 from precdoctor.diagnosis.survey.measures import column
-from precdoctor.diagnosis.survey.rows import TensorRow, path_evidence, range_evidence, text
+from precdoctor.diagnosis.survey.rows import TensorRow, grouped, path_evidence, range_evidence, text
 from precdoctor.diagnosis.survey.view import RunView, remembered
 
 #: Part of an FQN that is a number (``blocks.3``); part that ends in one (``body.conv3``).
@@ -100,9 +100,10 @@ def call_chains(view: RunView, kind: str, least: int) -> list[Chain]:
 def _call_chains(view: RunView, kind: str) -> list[Chain]:
     rows = _norms(view, kind)
     links = _links(rows[rows["name"].isin(["", "0"])])
-    found: dict[ChainKey, list[tuple[Link, int]]] = {}
-    for link, (root, module_class), count in links:
-        found.setdefault((root, link.module, module_class, kind), []).append((replace(link, order=None), count))
+    found: dict[ChainKey, list[tuple[Link, int]]] = grouped(
+        ((root, link.module, module_class, kind), (replace(link, order=None), count))
+        for link, (root, module_class), count in links
+    )
     return [_chain(key, own) for key, own in found.items() if len(own) > 1]
 
 
@@ -117,10 +118,8 @@ def joined_chains(view: RunView, kind: str, least: int) -> list[Chain]:
     Only for kinds of the backward pass, which runs from the last layer to the first. Chains that alternate
     (``blocks.*.up`` and ``blocks.*.down``) or whose order is unknown are not joined.
     """
-    found: dict[tuple[str, str], list[Chain]] = {}
-    for chain in chains(view, kind, 2):
-        if all(k.order is not None for k in chain.links):
-            found.setdefault((chain.root, chain.module_class), []).append(chain)
+    in_order = (c for c in chains(view, kind, 2) if all(k.order is not None for k in c.links))
+    found = grouped(((c.root, c.module_class), c) for c in in_order)
     made = []
     for same in found.values():
         ordered = sorted(same, key=lambda c: -_span(c)[1])
@@ -155,8 +154,7 @@ def _norms(view: RunView, kind: str) -> pd.DataFrame:
     steps = steps[:: max(1, math.ceil(len(steps) / _STEPS))]
     rows = view.measured(("norm", "non_finite"), (kind,), columns=_COLUMNS, steps=steps)
     whole = (rows["non_finite"] == 0) & rows["norm"].notna() & (rows["numel"] > 0)
-    known: pd.DataFrame = rows[whole & (rows["phase"] != "recompute")]
-    return known
+    return rows[whole & (rows["phase"] != "recompute")]
 
 
 def _links(rows: pd.DataFrame) -> Iterator[tuple[Link, tuple[str, str], int]]:

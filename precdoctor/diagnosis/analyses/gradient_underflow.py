@@ -13,7 +13,7 @@ import pandas as pd
 
 from precdoctor.diagnosis.analyses.harm import kept_bits, lost_to
 from precdoctor.diagnosis.analyses.healthy_steps import healthy_sampled_steps
-from precdoctor.diagnosis.claims.rule import RuleOption
+from precdoctor.diagnosis.claims.rule import RuleOption, fraction
 from precdoctor.diagnosis.survey.frames import AT, Mask, at, firsts, groups, histograms, keys, on_steps, rows_of
 from precdoctor.diagnosis.survey.measures import Floats, column, share
 from precdoctor.diagnosis.survey.rows import Key, TensorRow, known_format
@@ -37,14 +37,13 @@ MARGIN_BINADES = RuleOption("margin_binades", 2.0, "binades", "Headroom that a p
 MAX_STEPS = RuleOption("max_steps", 64.0, "steps", "Maximum number of examined steps, evenly spread.",
                        "Bounds the work.", 1.0)  # fmt: skip
 #: Options of PD303 and PD305, the two rules on subnormal gradients.
-SUBNORMAL_SHARE = RuleOption(
-    "subnormal_share", 0.25, "fraction", "Subnormals among the non-zero elements of a gradient, median over steps.",
-    "Chosen empirically: a Gaussian with a quarter of its elements below 2^-14 has 3e-4 of them below 2^-25.",
-    maximum=1.0,
+SUBNORMAL_SHARE = fraction(
+    "subnormal_share", 0.25, "Subnormals among the non-zero elements of a gradient, median over steps.",
+    "Chosen empirically: a Gaussian with a quarter of its elements below 2^-14 has 3e-4 of them below 2^-25."
 )  # fmt: skip
-FAINT_SHARE = RuleOption(
-    "faint_share", 0.05, "fraction",
-    "Subnormal share of the sum of magnitudes; with less, the weight gradient must also have lost bits.", maximum=1.0,
+FAINT_SHARE = fraction(
+    "faint_share", 0.05,
+    "Subnormal share of the sum of magnitudes; with less, the weight gradient must also have lost bits.",
 )  # fmt: skip
 FINE_BITS = RuleOption(
     "fine_bits", 8.0, "significant bits", "A gradient that keeps this many on average is not reported.",
@@ -55,21 +54,19 @@ ENOUGH_BITS = RuleOption(
     "Two fewer than BF16 has: a rounding error four times BF16's. Chosen empirically; no published source.",
     maximum=11.0,
 )  # fmt: skip
-DYING_SHARE = RuleOption(
-    "dying_share", 0.04, "fraction", "Flushed share beyond which a following gradient of zeros counts as flushed.",
-    "As in PD201.", maximum=1.0,
+DYING_SHARE = fraction(
+    "dying_share", 0.04, "Flushed share beyond which a following gradient of zeros counts as flushed.",
+    "As in PD201."
 )  # fmt: skip
 #: Options of PD201 and PD202, the two rules on flushed gradients.
 FLUSH_OPTIONS = (
-    RuleOption("flushed_share", 0.04, "fraction",
-               "Flushed elements among the intended non-zero ones, median over steps.",
-               "Upper of the bands 0.5 / 2 / 4 % published with NVIDIA BioNeMo; a starting point, not truth.",
-               maximum=1.0),
-    RuleOption("lost_magnitude", 2.0**-8, "fraction",
-               "Share of the sum of magnitudes that flushing must take to be harm without further proof.",
-               "Half an ulp of BF16: below it, flushing costs less than rounding to BF16 does.", maximum=1.0),
-    RuleOption("error_share", 0.2, "fraction", "Flushed share from which the finding is an error, not a warning.",
-               "Chosen empirically: a fifth of the gradient is gone.", maximum=1.0),
+    fraction("flushed_share", 0.04, "Flushed elements among the intended non-zero ones, median over steps.",
+             "Upper of the bands 0.5 / 2 / 4 % published with NVIDIA BioNeMo; a starting point, not truth."),
+    fraction("lost_magnitude", 2.0**-8,
+             "Share of the sum of magnitudes that flushing must take to be harm without further proof.",
+             "Half an ulp of BF16: below it, flushing costs less than rounding to BF16 does."),
+    fraction("error_share", 0.2, "Flushed share from which the finding is an error, not a warning.",
+             "Chosen empirically: a fifth of the gradient is gone."),
     MARGIN_BINADES,
     MAX_STEPS,
 )  # fmt: skip
@@ -190,7 +187,7 @@ def _with_rounding_loss(rows: pd.DataFrame, fmt: Format) -> pd.DataFrame:
     tails = flushed_tails(found, np.where(near, rows["zero"], 0), fmt)
     normal, total = found.bins >= round(math.log2(fmt.min_normal)), magnitudes(found)
     middles = 1.5 * np.exp2(found.bins.astype(np.float64))
-    rounded: pd.DataFrame = rows.assign(
+    return rows.assign(
         flushed=tails.total,
         lost=tails.mass,
         kept=total,
@@ -199,7 +196,6 @@ def _with_rounding_loss(rows: pd.DataFrame, fmt: Format) -> pd.DataFrame:
         bits=share(found.sums(kept_bits(found.bins, fmt)), tails.total + found.total) if fmt is FP16 else np.nan,
         faded=column(rows, "amax") <= _FAINT * fmt.min_subnormal,
     )
-    return rounded
 
 
 def _shares(rows: pd.DataFrame, dying_share: float, kind: str) -> dict[str, Floats]:

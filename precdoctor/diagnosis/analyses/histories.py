@@ -13,7 +13,7 @@ import numpy as np
 from precdoctor.diagnosis.analyses.healthy_steps import healthy_sampled_steps
 from precdoctor.diagnosis.survey.frames import firsts, groups, keys, lasts, rows_of
 from precdoctor.diagnosis.survey.measures import column, format_values
-from precdoctor.diagnosis.survey.rows import Key, text
+from precdoctor.diagnosis.survey.rows import Key, grouped, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView, remembered
 from precdoctor.numerics.formats import Format, format_of_dtype
@@ -100,12 +100,8 @@ def by_optimizer(view: RunView) -> Mapping[tuple[Process, str], Sequence[StepFac
 
     Losses and norms of different optimizers, such as the two of a GAN, cannot be compared.
     """
-    found: dict[tuple[Process, str], list[StepFacts]] = {}
-    for process, steps in view.timeline.items():
-        for facts in steps:
-            if facts.complete:
-                found.setdefault((process, facts.optimizer), []).append(facts)
-    return found
+    timeline = view.timeline.items()
+    return grouped(((process, s.optimizer), s) for process, steps in timeline for s in steps if s.complete)
 
 
 def newer_half(view: RunView, steps: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from precdoctor.diagnosis.analyses.op_facts import real
 from precdoctor.diagnosis.analyses.scans import scan_events, short_name
-from precdoctor.diagnosis.survey.rows import integer, text
+from precdoctor.diagnosis.survey.rows import grouped, integer, text
 from precdoctor.diagnosis.survey.view import RunView
 
 _COUNTS = ("calls", "numel", "nan", "pos_inf", "neg_inf")
@@ -71,11 +71,8 @@ def op_dtypes(view: RunView) -> list[OpDtypes]:
 
 
 def _merged_entries(root: str, module: str, ops: Any) -> Iterator[OpDtypes]:
-    found: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
-    for entry in ops if isinstance(ops, list) else ():
-        if isinstance(entry, Mapping):
-            key = tuple(text(entry.get(name)) for name in ("op", "phase", "inputs", "outputs"))
-            found.setdefault(key, []).append(entry)
+    known = (entry for entry in (ops if isinstance(ops, list) else ()) if isinstance(entry, Mapping))
+    found = grouped((tuple(text(e.get(name)) for name in ("op", "phase", "inputs", "outputs")), e) for e in known)
     for (op, phase, inputs, outputs), entries in found.items():
         total = {n: sum(integer(e.get(n)) or 0 for e in entries) for n in _COUNTS}
         amax = max((a for e in entries if (a := real(e.get("amax"))) is not None), default=None)
@@ -88,9 +85,7 @@ def patterns(entries: Sequence[OpDtypes]) -> list[Pattern]:
 
     Sorted by op and phase, then by elements, most first.
     """
-    found: dict[tuple[str, ...], list[OpDtypes]] = {}
-    for e in entries:
-        found.setdefault((short_name(e.op), e.phase, e.inputs, e.outputs), []).append(e)
+    found = grouped(((short_name(e.op), e.phase, e.inputs, e.outputs), e) for e in entries)
     rows = []
     for (op, phase, inputs, outputs), same in found.items():
         modules = list(dict.fromkeys(_INDEX.sub("*", e.module) or e.root or "-" for e in same))

@@ -234,7 +234,10 @@ def replay_of(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Re
         micro_step=integer(data.get("micro_step")),
         origins=tuple(i for i in _integers(data.get("origins")) if i in ops),
         path=tuple(i for i in _integers(data.get("path")) if i in ops),
-        externals=tuple(map(_external, _tables(data.get("externals")))),
+        externals=tuple(
+            (text(e.get("kind")), text(e.get("name")), integer(e.get("op")) or 0)
+            for e in _tables(data.get("externals"))
+        ),
         ops=ops,
         call=source_of(event),
         called_by_library=is_of_library(text(event.get("file"))),
@@ -257,10 +260,6 @@ def replay_of(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Re
         bad_samples=integer(data.get("bad_samples")) or 0,
         made_at=_made_at(event),
     )
-
-
-def _external(data: Mapping[str, Any]) -> tuple[str, str, int]:
-    return text(data.get("kind")), text(data.get("name")), integer(data.get("op")) or 0
 
 
 def _bad_setting(data: Mapping[str, Any]) -> BadSetting:

@@ -81,15 +81,13 @@ def states(rows: pd.DataFrame) -> pd.DataFrame:
     parts = {str(n): str(n).rpartition(".") for n in rows["name"].cat.categories}
     state, name = rows["kind"] == "opt_state", rows["name"].astype(str)
     own, key = (name.map({n: p[i] for n, p in parts.items()}) for i in (0, 2))
-    named: pd.DataFrame = rows.assign(state=name, name=own.where(state, name), key=key.where(state, ""))
-    return named
+    return rows.assign(state=name, name=own.where(state, name), key=key.where(state, ""))
 
 
 def _without_sign(rows: pd.DataFrame) -> Mask:
     """Mask of the rows without elements far below zero: the sum is at least 0.999 of a bound on that of magnitudes."""
     found = histograms(rows)
-    mask: Mask = np.nan_to_num(column(rows, "sum")) >= 0.999 * found.sums(np.exp2(found.bins.astype(np.float64)))
-    return mask
+    return np.nan_to_num(column(rows, "sum")) >= 0.999 * found.sums(np.exp2(found.bins.astype(np.float64)))
 
 
 def excess(steps: Ints, means: Floats, squares: Floats, decay: float) -> float | None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from precdoctor.diagnosis.analyses.op_facts import Replay, replay_of
-from precdoctor.diagnosis.survey.rows import integer, text
+from precdoctor.diagnosis.survey.rows import grouped, integer, text
 from precdoctor.diagnosis.survey.view import Process, RunView, remembered
 from precdoctor.errors import PrecdoctorError
 from precdoctor.runlog import open_run
@@ -70,10 +68,7 @@ def second_run_of(view: RunView) -> RunView | None:
 
 def _own_replays(view: RunView) -> dict[tuple[int, int], Replay]:
     events = view.events_of("incident", "op")
-    ops: dict[str, list[Mapping[str, Any]]] = {}
-    for event in events:
-        if event["event"] == "op":
-            ops.setdefault(text(event.get("parent_id")), []).append(event)
+    ops = grouped((text(event.get("parent_id")), event) for event in events if event["event"] == "op")
     found: dict[tuple[int, int], Replay] = {}
     for event in events:
         rank, step = integer(event.get("rank")), integer(event.get("step"))

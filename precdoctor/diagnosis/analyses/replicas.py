@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from precdoctor.diagnosis.survey.rows import text
+from precdoctor.diagnosis.survey.rows import grouped, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 #: Columns of the ``tensors`` table that a comparison reads.
@@ -78,10 +78,7 @@ class Replicas:
 
     def __init__(self, facts: Mapping[Process, Mapping[str, Any]]) -> None:
         """Read the layouts; ``facts`` is the rank.json of each process."""
-        holders: dict[Weight, list[Process]] = {}
-        for process, document in facts.items():
-            for weight in _weights(document):
-                holders.setdefault(weight, []).append(process)
+        holders = grouped((weight, process) for process, document in facts.items() for weight in _weights(document))
         shared = self._shared = {w: held for w, held in holders.items() if len({p.rank for p in held}) > 1}
         self.weights: Sequence[Weight] = tuple(shared)
         rows = [

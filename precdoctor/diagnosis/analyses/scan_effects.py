@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from precdoctor.diagnosis.analyses.scans import Fact, short_name
-from precdoctor.diagnosis.claims.rule import Options, RuleOption
+from precdoctor.diagnosis.claims.rule import Options, fraction
 from precdoctor.diagnosis.claims.words import percent
 
 #: Option of all rules on scan facts: an error counts by its share of the result that it feeds.
-EFFECT = RuleOption(
-    "effect", 2.0**-8, "fraction", "Least share that the error must make up of the result that it feeds.",
-    "Half a unit in the last place of BF16: training tolerates that in the result of every op.", maximum=1.0,
+EFFECT = fraction(
+    "effect", 2.0**-8, "Least share that the error must make up of the result that it feeds.",
+    "Half a unit in the last place of BF16: training tolerates that in the result of every op."
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.rule import Checked, Rule
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.processes import Process
-from precdoctor.diagnosis.survey.rows import dotted, integer, source_of, text
+from precdoctor.diagnosis.survey.rows import dotted, grouped, integer, source_of, text
 from precdoctor.diagnosis.survey.view import RunView, remembered
 
 #: Most places in the code that a rule reports, and most modules listed for each: a reader needs no more.
@@ -41,12 +41,7 @@ _STAGES = {
     "optimizer": "the code after the backward pass",
     "script": "the code between two steps",
 }
-_PHASES = {
-    "backward": Phase.BACKWARD,
-    "loss": Phase.LOSS,
-    "optimizer": Phase.OPTIMIZER,
-    "script": Phase.OPTIMIZER,
-}
+_PHASES = {"backward": Phase.BACKWARD, "loss": Phase.LOSS, "optimizer": Phase.OPTIMIZER, "script": Phase.OPTIMIZER}
 
 
 @dataclass(frozen=True)
@@ -228,6 +223,7 @@ def scan_events(view: RunView) -> list[dict[str, Any]]:
 class Group:
     """The facts of one place in the code, worst first. All layers of one class are one place: they share its lines."""
 
+    view: RunView
     worst: Fact
     facts: Sequence[Fact]
 
@@ -261,29 +257,77 @@ class Group:
             return min(most, _NOT_FOLLOWED), f"{reason}; its effect on the result that it feeds was not measured"
         return most, reason
 
+    @property
+    def done_steps(self) -> list[int]:
+        """The scanned steps of the group's process, in order; without skipped steps that have none of its facts."""
+        timeline, process = self.view.timeline, self.worst.process
+        skipped = {s.step for s in timeline.get(process, ()) if s.skipped} - set(self.steps)
+        return sorted({s.step for s in scans(self.view) if s.outcome == "done" and s.process == process} - skipped)
+
+    @property
+    def stands(self) -> bool:
+        """Whether at least two scans show the place's facts, at least half of all, and not the earlier half alone.
+
+        What only the earlier half shows has passed as training went on. Scans of steps with a non-finite loss do not
+        count.
+        """
+        bad = {s.step for s in self.view.timeline.get(self.worst.process, ()) if s.loss_is_bad}
+        done = [s for s in self.done_steps if s not in bad]
+        still = [s for s in self.steps if s in done]
+        later = done[len(done) // 2 :]
+        return len(still) > 1 and 2 * len(still) >= len(done) and not set(still).isdisjoint(later)
+
+    @property
+    def location(self) -> Location:
+        """The location of the worst fact, at the first step that shows one."""
+        fact = self.worst
+        root, module = fact.owner
+        return Location(
+            root=root or None,
+            module=module if root else None,
+            module_class=self.view.module_classes.get((root, module)),
+            phase=_PHASES.get(fact.phase, Phase.FORWARD),
+            **vars(fact.process),
+            step=min(self.steps),
+            op=fact.op,
+            source=fact.source,
+        )
+
+    def evidence(self, limits: Mapping[str, float], reason: str) -> dict[str, Any]:
+        """Return the evidence of a finding: data of the worst fact, limits, modules, all steps, the reason."""
+        data = {k: v for k, v in self.worst.data.items() if k not in ("kind", "phase", "settings")}
+        return {
+            **data,
+            "limits": dict(limits),
+            "modules": self.modules,
+            "scanned_steps": self.steps,
+            "confidence_reason": reason,
+        }
+
+    def finding(
+        self,
+        rule: Rule,
+        *,
+        title: str,
+        message: str,
+        certain: tuple[float, str],
+        limits: Mapping[str, float],
+        prescription: Prescription,
+    ) -> Finding:
+        """Return the finding of ``rule`` about this place; ``certain`` is its confidence and the reason."""
+        return rule.finding(
+            confidence=certain[0],
+            title=title,
+            message=message,
+            location=self.location,
+            evidence=self.evidence(limits, certain[1]),
+            prescription=prescription,
+        )
+
 
 def is_optimizers(fact: Fact) -> bool:
     """Return whether the fact's line calls ``.step(``, so that the optimizer's code ran the op."""
     return fact.source is not None and ".step(" in (fact.source.code or "")
-
-
-def stands(view: RunView, group: Group) -> bool:
-    """Return whether at least two scans show the place's facts, at least half of all, and not the earlier half alone.
-
-    What only the earlier half shows has passed as training went on. Scans of steps with a non-finite loss do not count.
-    """
-    bad = {s.step for p, steps in view.timeline.items() if p == group.worst.process for s in steps if s.loss_is_bad}
-    done = [s for s in done_steps(view, group) if s not in bad]
-    still = [s for s in group.steps if s in done]
-    later = done[len(done) // 2 :]
-    return len(still) > 1 and 2 * len(still) >= len(done) and not set(still).isdisjoint(later)
-
-
-def done_steps(view: RunView, group: Group) -> list[int]:
-    """Return the scanned steps of the group's process, in order; without skipped steps that have none of its facts."""
-    skipped = {s.step for p, steps in view.timeline.items() if p == group.worst.process for s in steps if s.skipped}
-    done = {s.step for s in scans(view) if s.outcome == "done" and s.process == group.worst.process}
-    return sorted(done - (skipped - set(group.steps)))
 
 
 def check_facts(
@@ -318,9 +362,8 @@ def check_facts(
     bad = [(weight, f) for f in facts(view, *kinds) if (weight := badness(f)) > 0]
     if not bad:
         return Checked((), f"{checked}: {seen}")
-    groups = [
-        g for g in _groups(bad, same or _place_of) if keep(g) and not (flushes(g.worst) and _is_transient(g, done))
-    ]
+    every = _groups(view, bad, same or _place_of)
+    groups = [g for g in every if keep(g) and not (flushes(g.worst) and _is_transient(g, done))]
     if not groups:
         return Checked((), f"{checked}: {seen} on several steps, or beyond the first ones")
     places = plural(len(groups), "place")
@@ -332,67 +375,14 @@ def _place_of(fact: Fact) -> Hashable:
     return (fact.root, fact.op, at.file, at.line) if at is not None else (fact.root, fact.op, fact.module)
 
 
-def _groups(bad: Iterable[tuple[float, Fact]], same: Callable[[Fact], Hashable]) -> list[Group]:
-    places: dict[Hashable, list[tuple[float, Fact]]] = {}
-    for weight, fact in bad:
-        places.setdefault(same(fact), []).append((weight, fact))
+def _groups(view: RunView, bad: Iterable[tuple[float, Fact]], same: Callable[[Fact], Hashable]) -> list[Group]:
+    places = grouped((same(fact), (weight, fact)) for weight, fact in bad)
     ordered = [sorted(found, key=lambda f: -f[0]) for found in places.values()]
     ordered.sort(key=lambda found: -found[0][0])
-    return [Group(found[0][1], [f for _, f in found]) for found in ordered]
+    return [Group(view, found[0][1], [f for _, f in found]) for found in ordered]
 
 
 def _is_transient(group: Group, done: Sequence[Scan]) -> bool:
     """Return whether a single step has facts of the group, and a later step of the process was scanned."""
     fact = group.worst
     return len(group.steps) == 1 and any(s.process == fact.process and s.step > fact.step for s in done)
-
-
-def locate(view: RunView, group: Group) -> Location:
-    """Return the location of a group: that of its worst fact, at the first step that shows it."""
-    fact = group.worst
-    root, module = fact.owner
-    return Location(
-        root=root or None,
-        module=module if root else None,
-        module_class=view.module_classes.get((root, module)),
-        phase=_PHASES.get(fact.phase, Phase.FORWARD),
-        **vars(fact.process),
-        step=min(group.steps),
-        op=fact.op,
-        source=fact.source,
-    )
-
-
-def evidence_of(group: Group, limits: Mapping[str, float], reason: str) -> dict[str, Any]:
-    """Return the evidence of a finding: data of the worst fact, limits, at most 16 modules, all steps, the reason."""
-    data = {k: v for k, v in group.worst.data.items() if k not in ("kind", "phase", "settings")}
-    return {
-        **data,
-        "limits": dict(limits),
-        "modules": group.modules,
-        "scanned_steps": group.steps,
-        "confidence_reason": reason,
-    }
-
-
-def place_finding(
-    rule: Rule,
-    view: RunView,
-    group: Group,
-    *,
-    title: str,
-    message: str,
-    certain: tuple[float, str],
-    limits: Mapping[str, float],
-    prescription: Prescription,
-) -> Finding:
-    """Return the finding of ``rule`` about one place in the code; ``certain`` is its confidence and the reason."""
-    confidence, reason = certain
-    return rule.finding(
-        confidence=confidence,
-        title=title,
-        message=message,
-        location=locate(view, group),
-        evidence=evidence_of(group, limits, reason),
-        prescriptions=(prescription,),
-    )

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from precdoctor.diagnosis.survey.rows import integer, known_format, number, text
+from precdoctor.diagnosis.survey.rows import grouped, integer, known_format, number, text
 from precdoctor.diagnosis.survey.view import RunView, remembered
 from precdoctor.numerics.formats import FP32, Format
 
@@ -138,10 +138,7 @@ class Shadowed:
         mine = [p for p in self.pieces if p.root == root and p.accumulated is not None and p.kind == kind]
         mine.sort(key=lambda p: p.order)
         place = {p: p.module if p.beside is None else p.beside for p in mine}
-        chains: dict[str, list[str]] = {}
-        for module in place.values():
-            if match := _LAYER.fullmatch(module):
-                chains.setdefault(match[1], []).append(module)
+        chains = grouped((match[1], module) for module in place.values() if (match := _LAYER.fullmatch(module)))
         chain = max(chains.values(), key=lambda names: (len(names), -names[0].count(".")), default=[])
         if len(chain) >= 3:
             last = max(p.order for p in mine if place[p] == chain[-1])
@@ -232,11 +229,9 @@ def _notes(calls: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     reduced = [f.name for f in _formats(calls) if f.mantissa_bits < FP32.mantissa_bits]
     if len(reduced) > 1:
         yield f"ops compute in {', '.join(reduced)}; all are judged by the first, the narrowest"
-    changed = sorted({text(n) for e in calls for n in e["data"].get("changed_arguments") or ()})
-    if changed:
+    if changed := sorted({text(n) for e in calls for n in e["data"].get("changed_arguments") or ()}):
         yield f"arguments were written to before the comparison: {', '.join(changed[:4])}"
-    left_out = max((integer(e["data"].get("calls_left_out")) or 0 for e in calls), default=0)
-    if left_out:
+    if left_out := max((integer(e["data"].get("calls_left_out")) or 0 for e in calls), default=0):
         yield f"{left_out} further calls of top-level modules in a step were not compared"
 
 

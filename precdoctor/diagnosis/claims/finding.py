@@ -14,6 +14,8 @@ from typing import Any, Final
 
 from precdoctor.runlog.atomic import plain
 
+#: Converts a value of this module, or a document with such values, to JSON types.
+jsonable: Final = plain
 #: How the path of a file of an installed package begins.
 _PACKAGES: Final = re.compile(r".*/(?:site|dist)-packages/")
 
@@ -204,19 +206,3 @@ class Diagnosis:
         if any(r.status is Status.INDETERMINATE for r in self.rules):
             return "indeterminate"
         return "clean"
-
-
-def jsonable(value: Any) -> Any:
-    """Convert ``value`` to JSON types: non-finite numbers become the strings "NaN", "Infinity", "-Infinity".
-
-    Dataclasses become objects, enums their values, NumPy scalars and arrays plain numbers and lists.
-    """
-    if isinstance(value, enum.Enum):
-        return value.value
-    if hasattr(value, "__dataclass_fields__"):
-        return {name: jsonable(getattr(value, name)) for name in value.__dataclass_fields__}
-    if isinstance(value, Mapping):
-        return {str(k): jsonable(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [jsonable(v) for v in value]
-    return plain(value)

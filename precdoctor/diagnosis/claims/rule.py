@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Option values by name, defaults filled in.
 Options = Mapping[str, float]
+#: Source of a default that has no other.
+EMPIRICAL = "Chosen empirically; no published source."
 
 
 class Triage(enum.IntEnum):
@@ -43,9 +45,14 @@ class RuleOption:
     #: Meaning of the option, one sentence.
     doc: str
     #: Source of the default.
-    source: str = "Chosen empirically; no published source."
+    source: str = EMPIRICAL
     minimum: float = 0.0
     maximum: float = float("inf")
+
+
+def fraction(name: str, default: float, doc: str, source: str = EMPIRICAL, minimum: float = 0.0) -> RuleOption:
+    """Return an option that is a fraction, at most 1."""
+    return RuleOption(name, default, "fraction", doc, source, minimum, maximum=1.0)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from precdoctor.diagnosis.analyses.histories import by_optimizer
 from precdoctor.diagnosis.divergence.learning_rates import JUMP, group_words, jump_before, raised
 from precdoctor.diagnosis.divergence.missing_zero_grad import unzeroed
 from precdoctor.diagnosis.divergence.updates_by_step import Updates, updates_before
-from precdoctor.diagnosis.survey.rows import FORWARD_KINDS
+from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, grouped
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView, remembered
 
@@ -259,11 +259,7 @@ def _weights_replaced(
         return False
     rows = [r for r in view.rows(process, incident) if r.kind in ("weight", *FORWARD_KINDS) and r.kind != "batch"]
     sampled = [s.step for s in view.timeline.get(process, ()) if s.sampled and s.step <= root]
-    usual: dict[Any, list[float]] = {}
-    for step in sampled[-_LEVEL:]:
-        for r in view.rows(process, step):
-            if r.amax:
-                usual.setdefault(r.key, []).append(r.amax)
+    usual = grouped((r.key, r.amax) for step in sampled[-_LEVEL:] for r in view.rows(process, step) if r.amax)
     grown = [r.amax / median(usual[r.key]) for r in rows if r.amax and r.key in usual]
     return replaced if not grown else max(grown) >= _GROWN
 
@@ -349,13 +345,7 @@ def extreme_batch(
 
 
 def _links(
-    view: RunView,
-    process: Process,
-    steps: Sequence[StepFacts],
-    at: int,
-    kind: str,
-    updates: Updates,
-    incident: int,
+    view: RunView, process: Process, steps: Sequence[StepFacts], at: int, kind: str, updates: Updates, incident: int
 ) -> tuple[Link, ...]:
     """Return the root, and the peaks of norm, update and loss after it, in order of step."""
     links = []

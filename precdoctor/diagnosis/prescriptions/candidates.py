@@ -64,11 +64,7 @@ def _ends(value: Any) -> tuple[Value | None, Value | None]:
 
 
 def _change(setting: str, before: Value | None, to: Value | None, root: str = "", module: str = "") -> Change:
-    """Build a change with the same checks as one read from a file.
-
-    Raises:
-        UsageError: the setting cannot take the value.
-    """
+    """Build a change with the checks of one read from a file; UsageError if the setting cannot take the value."""
     place = {"root": root, "module": module} if module or root else {}
     return Change.of({"setting": setting, **place, "from": before, "to": to}, "prescription")
 

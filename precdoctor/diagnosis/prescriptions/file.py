@@ -221,8 +221,7 @@ def statement(
 
 
 def _refuse_unknown_keys(table: Mapping[str, Any], keys: Sequence[str], origin: str) -> None:
-    unknown = next((key for key in table if key not in keys), None)
-    if unknown is not None:
+    if (unknown := next((key for key in table if key not in keys), None)) is not None:
         raise UsageError(f"{origin}: unknown entry {unknown!r}; known: {', '.join(keys)}")
 
 

@@ -29,8 +29,7 @@ def edits(changes: Sequence[Change], device: str) -> Edits:
         return _scaler(settings, device)
     found: Edits = {}
     for change in changes:
-        maker = _BY_SETTING.get(change.setting)
-        if maker is not None:
+        if (maker := _BY_SETTING.get(change.setting)) is not None:
             found |= maker(change, device)
     return found
 

@@ -102,8 +102,7 @@ def series(view: RunView, scope: Scope) -> GradientSeries | None:
 
 def _flushed_share(view: RunView, scope: Scope) -> float | None:
     if scope.kind:
-        found = series(view, scope)
-        if found is not None:
+        if (found := series(view, scope)) is not None:
             return found.share
         return 0.0 if _is_wide(view, scope) else None
     process = next((p for p, steps in view.timeline.items() if any(s.loss_scale is not None for s in steps)), None)
@@ -139,8 +138,7 @@ def given_gradients(view: RunView, scope: Scope) -> pd.DataFrame:
     columns = ("exp_lo", "exp_hist", "numel", "sum_sq", "nan")
     rows = view.measured(("multiplier",), (scope.kind,), columns=columns, where=scope.place_terms)
     rows = rows[rows["sum_sq"].notna() & (rows["nan"] == 0) & (rows["multiplier"] == 1.0)]
-    held: pd.DataFrame = rows[histograms(rows).total > 0]
-    return held
+    return rows[histograms(rows).total > 0]
 
 
 def below_eps(gradients: pd.DataFrame, eps: float) -> float | None:

@@ -33,17 +33,14 @@ def _values(column: pa.Array) -> list[Any]:
         column = names[column.indices.fill_null(len(names) - 1).to_numpy(zero_copy_only=False)]
     else:
         column = column.to_numpy(zero_copy_only=False)
-    values: list[Any] = column.tolist()
-    return values
+    return column.tolist()
 
 
 def float_column(batch: pa.RecordBatch, name: str) -> Floats:
     """Return a column as float64, which holds step numbers and counts below 2**53 exactly; null becomes NaN."""
-    values: Floats = batch.column(name).cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-    return values
+    return batch.column(name).cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
 
 
 def int_column(batch: pa.RecordBatch, name: str) -> Ints:
     """Return a column of integers as int64; null becomes 0."""
-    values: Ints = batch.column(name).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return values
+    return batch.column(name).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)

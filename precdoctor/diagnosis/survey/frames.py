@@ -94,21 +94,18 @@ def step_values(frame: pd.DataFrame, values: Mapping[tuple[Process, int], float]
     """Look up the value of each row's process and step, shape ``(rows,)``; NaN if ``values`` has none."""
     ids = groups(frame, AT)
     known = np.array([values.get(key, np.nan) for key in at(frame.iloc[firsts(ids)])], dtype=np.float64)
-    found: Floats = known[ids]
-    return found
+    return known[ids]
 
 
 def on_steps(frame: pd.DataFrame, steps: Collection[tuple[Process, int]]) -> Mask:
     """Mask of the rows of these steps, shape ``(rows,)``."""
-    mask: Mask = step_values(frame, dict.fromkeys(steps, 1.0)) == 1.0
-    return mask
+    return step_values(frame, dict.fromkeys(steps, 1.0)) == 1.0
 
 
 def finite(frame: pd.DataFrame) -> Mask:
     """Mask of the rows without NaN and infinities, shape ``(rows,)``; reads ``nan``, ``pos_inf`` and ``neg_inf``."""
     nan, positive, negative = (column(frame, c) == 0.0 for c in ("nan", "pos_inf", "neg_inf"))
-    mask: Mask = nan & positive & negative
-    return mask
+    return nan & positive & negative
 
 
 def histograms(frame: pd.DataFrame, prefix: str = "exp") -> Histograms:
@@ -166,8 +163,7 @@ def _places(frame: pd.DataFrame, ids: Ints, kinds: Sequence[str]) -> Ints:
 
 def sums(ids: Ints, values: npt.ArrayLike) -> Floats:
     """Return the sum over each group of :func:`groups`, added in the order of the rows."""
-    added: Floats = np.bincount(ids, np.asarray(values, np.float64)).astype(np.float64)
-    return added
+    return np.bincount(ids, np.asarray(values, np.float64)).astype(np.float64)
 
 
 def largest(ids: Ints, values: npt.ArrayLike) -> Floats:
@@ -181,5 +177,4 @@ def worst_rows(ids: Ints, values: npt.ArrayLike) -> Ints:
     """Return the row number of the largest value in each group of :func:`groups`, the first of equals; NaN is least."""
     known = np.nan_to_num(np.asarray(values, np.float64), nan=-np.inf)
     order = np.lexsort((-np.arange(known.size), known, ids))
-    rows: Ints = order[np.flatnonzero(np.diff(ids[order], append=-1))]
-    return rows
+    return order[np.flatnonzero(np.diff(ids[order], append=-1))]

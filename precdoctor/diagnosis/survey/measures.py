@@ -74,8 +74,7 @@ def format_values(frame: pd.DataFrame, attribute: str, names: str = "dtype") -> 
     found = frame[names].astype("category")
     known = [known_format(str(name)) for name in found.cat.categories]
     values = np.array([getattr(fmt, attribute) if fmt is not None else np.nan for fmt in known] + [np.nan])
-    by_row: Floats = values[found.cat.codes.to_numpy()]
-    return by_row
+    return values[found.cat.codes.to_numpy()]
 
 
 def _non_finite(frame: pd.DataFrame) -> Floats:
@@ -102,8 +101,7 @@ def _dimensions(frame: pd.DataFrame) -> Floats:
 def _fan_in(frame: pd.DataFrame) -> Floats:
     lengths, sizes = lists(frame, "shape")
     outputs = np.append(sizes, np.nan)[np.where(lengths > 0, np.cumsum(lengths) - lengths, sizes.size)]
-    fan_in: Floats = column(frame, "numel") / np.maximum(outputs, 1.0)
-    return fan_in
+    return column(frame, "numel") / np.maximum(outputs, 1.0)
 
 
 def _headroom(frame: pd.DataFrame) -> Floats:

@@ -39,8 +39,7 @@ class NewerHalf(RunView):
     def steps(self) -> pd.DataFrame:
         """As of the whole run, from :attr:`first` on."""
         steps = self._whole.steps
-        later: pd.DataFrame = steps[steps["step"] >= self.first].reset_index(drop=True)
-        return later
+        return steps[steps["step"] >= self.first].reset_index(drop=True)
 
     @cached_property
     def step_batches(self) -> Mapping[Process, list[pa.RecordBatch]]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from precdoctor.diagnosis.claims.finding import Location, Phase, Source
 from precdoctor.diagnosis.claims.words import non_finite, plural
@@ -25,6 +25,17 @@ PATH_LENGTH = 8
 Key = tuple[str, str, str, str, int]
 #: What identifies a weight: root, module, name.
 Parameter = tuple[str, str, str]
+
+_K = TypeVar("_K", bound=Hashable)
+_V = TypeVar("_V")
+
+
+def grouped(pairs: Iterable[tuple[_K, _V]]) -> dict[_K, list[_V]]:
+    """Return the values of each key, in the order of ``pairs``; keys in the order in which they first occur."""
+    groups: dict[_K, list[_V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def number(value: Any) -> float | None:

@@ -140,8 +140,7 @@ class RunFacts:
         loss = table.column("loss")
         bad = pc.and_kleene(pc.is_valid(loss), pc.invert(pc.is_finite(loss)))
         frame = table.to_pandas().assign(loss_is_bad=bad.fill_null(False).to_numpy(zero_copy_only=False))
-        ordered: pd.DataFrame = frame.sort_values(["rank", "attempt", "step"], kind="stable").reset_index(drop=True)
-        return ordered
+        return frame.sort_values(["rank", "attempt", "step"], kind="stable").reset_index(drop=True)
 
     @cached_property
     def step_batches(self) -> Mapping[Process, list[pa.RecordBatch]]:

@@ -20,7 +20,7 @@ from precdoctor.diagnosis.survey.engines import run_all
 from precdoctor.diagnosis.survey.kept_rows import KeptRows
 from precdoctor.diagnosis.survey.measures import MEASURES
 from precdoctor.diagnosis.survey.processes import Process
-from precdoctor.diagnosis.survey.rows import ROW_COLUMNS, Parameter, TensorRow
+from precdoctor.diagnosis.survey.rows import ROW_COLUMNS, Parameter, TensorRow, grouped
 from precdoctor.diagnosis.survey.run_facts import RunFacts, table_columns
 from precdoctor.diagnosis.survey.survey import (
     Survey,
@@ -121,9 +121,7 @@ class RunView(RunFacts):
             return iter([found] if found.num_rows else [])
         if everyone or len(self.processes) == len(self.everyone):
             return self._run.batches("tensors", columns=wanted, filters=[terms])
-        ranks: dict[int, list[int]] = {}
-        for process in self.processes:
-            ranks.setdefault(process.attempt, []).append(process.rank)
+        ranks = grouped((process.attempt, process.rank) for process in self.processes)
         mine = [[*terms, ("attempt", "==", attempt), ("rank", "in", of)] for attempt, of in ranks.items()]
         return self._run.batches("tensors", columns=wanted, filters=mine) if mine else iter([])
 
@@ -217,9 +215,9 @@ class RunView(RunFacts):
     @cached_property
     def _places(self) -> Mapping[str, frozenset[Parameter]]:
         columns = self.survey.totals.select(["kind", "root", "module", "name"]).to_pydict()
-        found: dict[str, set[Parameter]] = {}
-        for kind, root, module, name in zip(*columns.values(), strict=True):
-            found.setdefault(kind, set()).add((root, module, name))
+        found = grouped(
+            (kind, (root, module, name)) for kind, root, module, name in zip(*columns.values(), strict=True)
+        )
         return {kind: frozenset(places) for kind, places in found.items()}
 
     def places(self, kind: str) -> frozenset[Parameter]:
@@ -240,7 +238,6 @@ def remembered(make: Callable[Concatenate[RunView, _P], _T]) -> Callable[Concate
         key = (make, args, *kwargs.items())
         if key not in view.memo:
             view.memo[key] = make(view, *args, **kwargs)
-        result: _T = view.memo[key]
-        return result
+        return view.memo[key]
 
     return shared

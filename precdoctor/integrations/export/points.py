@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from precdoctor.diagnosis.survey.rows import known_format
+from precdoctor.diagnosis.survey.rows import grouped, known_format
 from precdoctor.runlog import Run
 
 
@@ -83,12 +83,9 @@ def _name(process: _Process) -> str:
 
 def points(run: Run, choice: Choice) -> Iterator[tuple[str, Iterator[Point]]]:
     """Yield the name of each process and its steps, ascending. Exhaust an inner iterator before the next process."""
-    steps: dict[_Process, list[tuple[int, Mapping[str, Any]]]] = {}
-    for batch in run.batches("steps", _STEP_COLUMNS):
-        for row in batch.to_pylist():
-            steps.setdefault((row["rank"], row["attempt"]), []).append((row["step"], row))
+    step_rows = (row for batch in run.batches("steps", _STEP_COLUMNS) for row in batch.to_pylist())
+    left = grouped(((row["rank"], row["attempt"]), (row["step"], row)) for row in step_rows)
     tensors = itertools.groupby(_tensor_rows(run, choice), key=lambda pair: pair[0])
-    left = dict(steps)
     for process, rows in tensors:
         mine = sorted(left.pop(process, []), key=lambda pair: pair[0])
         yield _name(process), _points_of(heapq.merge(mine, (row for _, row in rows), key=lambda pair: pair[0]))
@@ -117,8 +114,7 @@ def _add_step(point: Point, row: Mapping[str, Any]) -> None:
     """Add the numbers of a steps row; each of several optimizers (a GAN) gets curves of its own."""
     point.wall_time = row["wall_time"] or point.wall_time
     for name in ("loss", "lr", "grad_norm", "loss_scale", "lost_update_fraction", "non_finite", "skipped"):
-        value = row[name]
-        if value is not None:
+        if (value := row[name]) is not None:
             tag = f"train/{name}"
             if tag in point.scalars or (row["optimizer"] and not row["optimizer"].endswith("#0")):
                 tag += f"/{row['optimizer']}"

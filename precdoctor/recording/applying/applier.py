@@ -64,8 +64,7 @@ def _install_flags(changes: Sequence[Change], ledger: Ledger, context: StepConte
 
     def again() -> None:
         for change, before in first.items():
-            was = _try_to_set(change, ledger)
-            if was is not None:
+            if (was := _try_to_set(change, ledger)) is not None:
                 ledger.done(change, f"torch {torch.__version__}", was if was != change.to else before)
 
     context.when_armed.insert(0, again)

@@ -123,8 +123,7 @@ class OperandCasts:
 
 
 def _apply(function: Any, x: Tensor, apply: Callable[[Tensor], Tensor]) -> Tensor:
-    made: Tensor = function.apply(x, apply)
-    return made
+    return function.apply(x, apply)
 
 
 def _is_operand(x: Any) -> bool:

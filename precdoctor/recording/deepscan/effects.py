@@ -87,8 +87,7 @@ class Shadows(Generic[Owner]):
 
     def _drop(self, key: int) -> None:
         """Remove a shadow by ``id`` of its tensor, and give its room back."""
-        held = self._held.pop(key, None)
-        if held is not None:
+        if (held := self._held.pop(key, None)) is not None:
             self._room.left += held[1].numel()
 
 

@@ -267,11 +267,9 @@ class Audit:
         """Note how a state stalls if a tensor computed from it takes its place."""
         new = _sample(result)
         for old, _, was in chain.origins:
-            if was.shape == new.shape and was.dtype == new.dtype and len(self._stalls) < _MAX_STALLED:
-                data = _stall_of(was.to(new.device), new, chain.exact)
-                if data is not None:
-                    stall = Stall(key, chain.call[0], data, new=chain.storage, old=old)
-                    self._stalls.append(stall)
+            fits = was.shape == new.shape and was.dtype == new.dtype and len(self._stalls) < _MAX_STALLED
+            if fits and (data := _stall_of(was.to(new.device), new, chain.exact)) is not None:
+                self._stalls.append(Stall(key, chain.call[0], data, new=chain.storage, old=old))
 
     def _note_compensation(self, call: Call) -> None:
         """Exempt a state that is subtracted from something: what it did not take up may be added later (Kahan)."""

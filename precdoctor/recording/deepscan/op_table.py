@@ -86,8 +86,7 @@ def sketch_of(x: Tensor) -> list[float]:
         sums = (piece.view(rows, width) * signs[:width]).view(rows, -1, sketch.WIDTH).sum(1)
         factors = torch.from_numpy(sketch.repetition_signs(begin // sketch.TILE, rows)).to(flat.device)
         total += (sums * factors[:, None]).sum(0)
-    found: list[float] = total.tolist()
-    return found
+    return total.tolist()
 
 
 @functools.cache

@@ -272,8 +272,7 @@ class Sums:
         terms = call.operands[0] if call.operands else None
         if terms is None or result.numel() < 2 or 2 * result.numel() > terms.numel():
             return
-        exact = call.exact()
-        if exact is not None:
+        if (exact := call.exact()) is not None:
             self._keep(result, _Moment(exact[0], "mean-of-products" if self._products.get(terms) else "mean"))
 
     def _made_of(self, call: Call, given: dict[int, _Moment], value: Tensor, difference: _Moment | None) -> _Moment:

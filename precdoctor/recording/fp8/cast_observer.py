@@ -103,8 +103,7 @@ class Observer:
     # --- histories ---------------------------------------------------------------------------------------------------
 
     def _history(self, x: Tensor) -> History:
-        found = self._histories.get(x)
-        if found is not None:
+        if (found := self._histories.get(x)) is not None:
             return found
         owner = self._recorder.names.parameter(x)
         return History(storage_key(x), None if owner is None else ".".join(filter(None, (owner[0].module, owner[1]))))

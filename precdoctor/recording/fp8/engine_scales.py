@@ -18,10 +18,7 @@ from precdoctor.recording.model import static
 _STATES = {"scaling_fwd": ("input", "weight", "output"), "scaling_bwd": ("grad_output", "grad_input")}
 #: For an operation of ``transformer_engine.pytorch.ops``: keys of ``_fp8_metas``, and below each the state's key and
 #: the roles in the order of the quantisers (``ops/basic/basic_linear.py``).
-_OP_STATES = {
-    "forward": ("scaling_fwd", ("input", "weight")),
-    "backward": ("scaling_bwd", ("grad_output",)),
-}
+_OP_STATES = {"forward": ("scaling_fwd", ("input", "weight")), "backward": ("scaling_bwd", ("grad_output",))}
 #: A module with none of these attributes has no scales to read.
 HOLDERS = frozenset(("fp8_meta", "_fp8_metas", "scale"))
 #: Attributes of a state of delayed scaling: one scale per operand, and a history with a column per operand.

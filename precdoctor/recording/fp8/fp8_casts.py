@@ -166,8 +166,7 @@ class Casts:
         """Calls of this thread inside the outermost observed one, each with its mode if it has one."""
         if not hasattr(self._local, "open"):
             self._local.open = []
-        found: list[tuple[object, CastMode | None]] = self._local.open
-        return found
+        return self._local.open
 
     def entered(self, frame: Frame, given: Mapping[Any, Any], *, recompute: bool) -> None:
         """Begin a module call: close the mode of the outer call, and open one for this call if it is observed."""

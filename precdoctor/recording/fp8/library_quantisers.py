@@ -111,8 +111,7 @@ class LibraryQuantisers:
                 return
             x = found.given.detach()
             scaled = ((x if found.grid is None else x.reshape(found.grid)) * found.factors).reshape(x.shape)
-        seen = observer.quantised(found.given, scaled, found.fmt, found.multipliers)
-        if seen is not None:
+        if (seen := observer.quantised(found.given, scaled, found.fmt, found.multipliers)) is not None:
             self._roles[seen[1]].add(seen[0])
 
     def _warn_of_unseen(self) -> None:
@@ -126,8 +125,7 @@ class LibraryQuantisers:
                     places[place] = place.module_class
         missing = []
         for role, word in (("input", "inputs"), ("weight", "weights"), ("grad_output", "gradients")):
-            kinds = {kind for place, kind in places.items() if place not in self._roles[role]}
-            if kinds:
+            if kinds := {kind for place, kind in places.items() if place not in self._roles[role]}:
                 missing.append(f"{word} ({', '.join(sorted(kinds))})")
         if missing:
             message = f"casts inside kernels of Transformer Engine; there are no rows of {', '.join(missing)}"

@@ -136,8 +136,7 @@ def _known_result(
     The tracer takes that suffix off where it follows the whole name of a node of torch's (``SqrtBackward0``).
     """
     named: Any = type(name, (_Known,), {})
-    made: Tensor = named.apply(result, derivative, *operands)
-    return made
+    return named.apply(result, derivative, *operands)
 
 
 def _may_run(own: OwnFunction) -> bool:

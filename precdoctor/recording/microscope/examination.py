@@ -88,13 +88,7 @@ def _may_be_a_mask(record: OpRecord) -> bool:
 
 @no_anomalies()
 def examine(
-    scene: Scene,
-    names: Names,
-    look_at: str,
-    *,
-    values: bool,
-    calls: list[RootCall] | None = None,
-    alone: bool = False,
+    scene: Scene, names: Names, look_at: str, *, values: bool, calls: list[RootCall] | None = None, alone: bool = False
 ) -> Examination:
     """Replay the step's root calls until one shows the bad value; restore the state of the process.
 

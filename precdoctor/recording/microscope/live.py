@@ -124,10 +124,7 @@ class LiveTrace:
         """Note which tensors are weights and buffers."""
         names = self._context.names
         for _, module in names.models():
-            for kind, tensors in (
-                ("weight", static.parameters(module)),
-                ("buffer", static.buffers(module)),
-            ):
+            for kind, tensors in (("weight", static.parameters(module)), ("buffer", static.buffers(module))):
                 for x in tensors:
                     if (found := names.parameter(x)) is not None:
                         if self._is_early and not self._is_bad(x):
@@ -186,8 +183,7 @@ class LiveTrace:
 
     def _bad_at_last(self, tracer: Tracer) -> None:
         """Take the last bad result for a bad loss: the run died before ``backward`` was called."""
-        last = next((r for r in reversed(tracer.records) if r.bad_out), None)
-        if last is not None:
+        if (last := next((r for r in reversed(tracer.records) if r.bad_out), None)) is not None:
             self._bad[_LOSS] = [("", last.bad_out, (last.index,))]
 
     def _report(self, tracer: Tracer) -> bool:

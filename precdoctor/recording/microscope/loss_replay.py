@@ -250,8 +250,7 @@ def _operand_values(node: LossNode, made: dict[int, Any]) -> list[Tensor]:
     waiting, met = [node], {id(node)}
     while waiting:
         for behind, output in waiting.pop().edges:
-            value = _value(behind, output, made)
-            if value is not None:
+            if (value := _value(behind, output, made)) is not None:
                 found.append(value.detach())
             elif isinstance(behind, LossNode) and id(behind) not in met:
                 met.add(id(behind))
@@ -322,8 +321,7 @@ def _candidates(node: LossNode, operands: list[Tensor | None]) -> Iterator[tuple
         return
     for packet in _packets(node):
         for overload in packet.overloads():
-            call = _arguments(getattr(packet, overload), node, list(operands))
-            if call is not None:
+            if (call := _arguments(getattr(packet, overload), node, list(operands))) is not None:
                 yield getattr(packet, overload), *call
 
 

@@ -117,11 +117,7 @@ def _run(
 ) -> None:
     """Run the module and, if asked for, its backward pass under the tracer."""
     tracer = done.tracer
-    with (
-        _module_names(tracer, names, module),
-        Autocast.again(call.autocast),
-        torch.enable_grad(),
-    ):
+    with _module_names(tracer, names, module), Autocast.again(call.autocast), torch.enable_grad():
         arguments = copied_arguments(call)
         _note_arguments(tracer, call, arguments)
         own = dict(static.named_parameters(module))

@@ -60,8 +60,7 @@ def cached(values: Mapping[Any, Any] | None) -> list[KeysAndValues]:
 
 def results(value: Any) -> dict[Any, Any]:
     """Return a model's results by name or position."""
-    entries = static.entries(value)
-    if entries is not None:
+    if (entries := static.entries(value)) is not None:
         return {static.text(key): entry for key, entry in dict.items(entries)}
     return dict(enumerate(static.elements(value)))
 

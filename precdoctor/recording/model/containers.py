@@ -108,10 +108,7 @@ def _is_record(kind: type) -> bool:
 
 def _of_class(kind: type, name: str) -> Any:
     """Return an attribute as stored in a class or its bases; None if there is none."""
-    return next(
-        (found[name] for base in static.mro(kind) if name in (found := static.members(base))),
-        None,
-    )
+    return next((found[name] for base in static.mro(kind) if name in (found := static.members(base))), None)
 
 
 def _slots(kind: type) -> dict[str, types.MemberDescriptorType]:
@@ -163,8 +160,7 @@ def _dict_like(value: Any, kind: type, changed: Mapping[Any, Any]) -> Any:
 
 def _with_attributes(made: Any, value: Any, kind: type, changed: Mapping[Any, Any]) -> Any:
     """Copy the attributes and slots of ``value`` to ``made``, some of them replaced; return ``made``."""
-    own = static.own(value)
-    if own:
+    if own := static.own(value):
         static.own(made).update({**own, **{n: x for n, x in changed.items() if n in own}})
     for name, slot in _slots(kind).items():
         with contextlib.suppress(AttributeError):

@@ -229,10 +229,7 @@ class Names:
             self._places[id(module)] = (weakref.ref(module), place)
             if not is_wrapper:
                 modules.append((name, place.module_class))
-            for own, tensor in (
-                *static.held(module, "_parameters").items(),
-                *static.held(module, "_buffers").items(),
-            ):
+            for own, tensor in (*static.held(module, "_parameters").items(), *static.held(module, "_buffers").items()):
                 if tensor is not None and self.parameter(tensor) is None:  # the first of several owners names it
                     self._parameters[id(tensor)] = (weakref.ref(tensor), place, shortened(own, LONGEST_NAME))
         if modules != root.modules:

@@ -297,8 +297,7 @@ class ForwardHooks:
         for name, x in tensor_leaves.floating(given, objects=frame.outermost):
             if self._seen.storage_of(x) or issubclass(type(x), nn.Parameter) or recorder.names.parameter(x) is not None:
                 continue  # weights and buffers have their own rows
-            dense = tensor_leaves.plain(x)
-            if dense is not None:
+            if (dense := tensor_leaves.plain(x)) is not None:
                 kind = "batch" if frame.outermost and x.grad_fn is None else "input"
                 recorder.measure(self._site(frame, kind, name, x), x, dense)
                 self._seen.add(x)
@@ -357,8 +356,7 @@ class ForwardHooks:
     def _record_gradient(self, site: Site, grad: Tensor | None) -> None:
         """Record the gradient of an output as the backward pass reaches it."""
         recorder = self._recorder
-        root = recorder.names.roots.get(site.place.root)
-        if root is not None:
+        if (root := recorder.names.roots.get(site.place.root)) is not None:
             root.trained = True
         if grad is None or not recorder.live or not recorder.in_backward:
             return  # compiled graphs pass None for a gradient that does not exist

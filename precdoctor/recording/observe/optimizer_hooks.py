@@ -20,12 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from precdoctor.recording.kernels.outside_user_modes import modes_open, only_estimates
 from precdoctor.recording.microscope.guard import Guard
 from precdoctor.recording.model import static
-from precdoctor.recording.model.optimizer_contents import (
-    gradients_of,
-    groups_of,
-    parameters_of,
-    steps_in_progress,
-)
+from precdoctor.recording.model.optimizer_contents import gradients_of, groups_of, parameters_of, steps_in_progress
 from precdoctor.recording.observe.closures import Closures, JudgedClosure
 from precdoctor.recording.observe.frozen_and_buffers import FrozenAndBuffers
 from precdoctor.recording.observe.gradient_looks import EarlyLook, GradientLooks

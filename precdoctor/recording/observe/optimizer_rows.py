@@ -175,8 +175,7 @@ class OptimizerRows:
                 if held.parameter.grad is not None:
                     given = held.parameter.grad if held.part is None else held.of(held.parameter.grad)
                     site = recorder.site(held.place, "weight_grad_step", held.name, given)
-                    entry = recorder.measure(site, given, together=together)
-                    if entry is not None:
+                    if (entry := recorder.measure(site, given, together=together)) is not None:
                         entry.scaled = scaled
 
     def copy_weights(self, attempt: Attempt) -> None:

@@ -139,8 +139,7 @@ class Watcher:
         seen_activation = (self._seen[slots] > 0) & np.isin(kinds, tuple(_ACTIVATIONS))
 
         def crosses(level: Floats) -> Bools:
-            crossed: Bools = seen_activation & (amax > level) & (largest <= level)
-            return crossed
+            return seen_activation & (amax > level) & (largest <= level)
 
         found: list[Evidence] = []
         for what, which, before, now in (

@@ -39,8 +39,7 @@ class LossScales:
             ratios: per parameter, amax of the accumulated gradient over amax of the gradient given to the optimizer.
         """
         facts = batch.facts
-        known = read(facts.loss_scale)
-        if known is not None:
+        if (known := read(facts.loss_scale)) is not None:
             return known, False
         if facts.left_out:  # no optimizer was given gradients to compare with
             factor = _common_factor(facts.root_factors)

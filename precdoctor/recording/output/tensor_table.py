@@ -329,8 +329,7 @@ class StepTensors:
         return _trim(self._ints(first + start, first + stop), first_bin + start, **more)
 
     def _ints(self, first: int, stop: int) -> Ints:
-        ints: Ints = self._read(lambda snapshot, slots: snapshot.ints(slots, first, stop), stop - first, np.int64)
-        return ints
+        return self._read(lambda snapshot, slots: snapshot.ints(slots, first, stop), stop - first, np.int64)
 
     def _read(self, part: Any, width: int, dtype: Any) -> Any:
         if len(self._slices) == 1:

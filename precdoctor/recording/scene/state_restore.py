@@ -37,12 +37,7 @@ def _known_to_autocast(device: str) -> bool:
 DEVICES = tuple(filter(_known_to_autocast, ("cuda", "cpu", "xpu", "mps", "hpu", "xla", "mtia", "maia", "ipu")))
 #: Attributes in which ``nn.Module`` itself keeps tensors, children and hooks.
 _MACHINERY = frozenset(vars(nn.Module()))
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = (
     "_global_forward_pre_hooks",
     "_global_forward_hooks",

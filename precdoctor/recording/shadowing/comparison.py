@@ -170,8 +170,7 @@ def _run_widened(done: Compared, walk: Walk, mode: Widened, module: nn.Module, w
 
 def _gradients(pairs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor]) -> Gradients:
     """Return the gradients of the inputs, from pairs of output and its gradient; None for inputs that were not used."""
-    found: Gradients = take_gradients([x for x, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True)
-    return found
+    return take_gradients([x for x, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True)
 
 
 def _pairs(call: RootCall, result: Any) -> list[tuple[Tensor, Tensor]]:

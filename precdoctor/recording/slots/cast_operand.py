@@ -53,16 +53,13 @@ class Operand:
             value = read(deferred)
             if value is None:
                 return None
-            product = product * _inverse(value) if inverse else product * value
+            factor = value if not inverse else 1.0 / value if value else math.inf
+            product *= factor
         return product
 
     def hides_clipping(self, amax: float) -> bool:
         """Whether elements may have been clipped before the measurement: some are exactly at the maximum."""
         return not self.whole and amax == self.fmt.max
-
-
-def _inverse(value: float) -> float:
-    return math.inf if value == 0 else 1.0 / value
 
 
 def flush_bins(fmt: Format) -> int:

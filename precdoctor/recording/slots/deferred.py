@@ -85,8 +85,7 @@ class Arriving:
                 self._event.synchronize()
             finally:
                 waits.ns += time.perf_counter_ns() - began
-        values: list[float] = self._host.tolist()
-        return values
+        return self._host.tolist()
 
 
 def would_wait(numbers: Callable[[], list[float]]) -> bool:

@@ -159,8 +159,7 @@ class Masters:
         own = {id(p) for p in parameters}
         free = [w for w in self._half_weights() if id(w) not in own]
         for copy in copies:
-            found = next((w for w in free if _is_rounded(copy, w)), None)
-            if found is not None:
+            if (found := next((w for w in free if _is_rounded(copy, w)), None)) is not None:
                 free = [w for w in free if w is not found]
                 self._weights.put(copy, weakref.ref(found))
 

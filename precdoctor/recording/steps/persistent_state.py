@@ -138,10 +138,7 @@ class BufferWatch:
         if known is None or known[0] != version:
             module = root.module()
             parts = static.modules(module) if module is not None else ()
-            known = self._owners[root.name] = (
-                version,
-                [weakref.ref(m) for m in parts if static.held(m, "_buffers")],
-            )
+            known = self._owners[root.name] = (version, [weakref.ref(m) for m in parts if static.held(m, "_buffers")])
         return (m for ref in known[1] if (m := ref()) is not None)
 
 

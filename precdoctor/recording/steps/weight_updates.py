@@ -84,8 +84,7 @@ def _sgd(before: Tensor, grad: Tensor, state: State, group: Group) -> Tensor | N
         if buffer is None:
             return None
         direction = direction + group["momentum"] * wide(buffer) if group["nesterov"] else wide(buffer)
-    update: Tensor = -group["lr"] * direction
-    return update
+    return -group["lr"] * direction
 
 
 _KNOWN: dict[type, Callable[[Tensor, Tensor, State, Group], Tensor | Adam | None]] = {

@@ -117,8 +117,7 @@ def _gaps(view: RunView, survey: Survey) -> Iterator[str]:
         KIND_TITLES[k] for k in ("output", "grad_output", "weight", "weight_grad", "update") if k not in have
     ]:
         yield f"No row of: {', '.join(missing)}."
-    left_out = sum(survey.total(t).left_out for t in range(len(survey.tensors)))
-    if left_out:
+    if left_out := sum(survey.total(t).left_out for t in range(len(survey.tensors))):
         rows = plural(left_out, "row")
         yield f"Where all steps are shown as one, {rows} of a scale that is no power of two are left out."
     if view.missing:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from markupsafe import Markup
 
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.arrays import Ints
 from precdoctor.reporting.html import svg
 from precdoctor.reporting.html.layers import (
     KIND_TITLES,
@@ -69,7 +69,7 @@ def underflow(view: RunView, survey: Survey) -> Heatmap | None:
     """The chart of the share of non-zero elements that are subnormal in their dtype; None if there are none."""
     shares = survey.cells("subnormal")
 
-    def level(tensor: int) -> npt.NDArray[np.int64]:
+    def level(tensor: int) -> Ints:
         values = shares[tensor]
         return np.where(np.isnan(values), MISSING, np.searchsorted(SHARE_LEVELS, np.nan_to_num(values), side="right"))
 
@@ -88,7 +88,7 @@ def saturation(view: RunView, survey: Survey) -> Heatmap | None:
     bad, masked = survey.cells("non_finite"), survey.cells("masked")
     wide = [(f := known_format(t.dtype)) is not None and f.bits > SCALED_BITS for t in survey.tensors]
 
-    def level(tensor: int) -> npt.NDArray[np.int64]:
+    def level(tensor: int) -> Ints:
         room = rooms[tensor]
         out = np.where(np.isnan(bad[tensor]), MISSING, 0)
         if room is not None and wide[tensor]:
@@ -113,7 +113,7 @@ def saturation(view: RunView, survey: Survey) -> Heatmap | None:
 def _heatmap(
     view: RunView,
     survey: Survey,
-    level: Callable[[int], npt.NDArray[np.int64]],
+    level: Callable[[int], Ints],
     worst: Callable[[int], tuple[float, str, int]],
     key: list[tuple[str, str]],
     prefix: str,
@@ -130,7 +130,7 @@ def _heatmap(
     fulls = {t: label(survey.tensors[t], several_roots=several) for t in shown}
     wide, narrow = (elided(fulls.values(), limit) for limit in (LABEL, NARROW_LABEL))
     rows: list[Row] = []
-    lines: list[npt.NDArray[np.int64] | None] = []
+    lines: list[Ints | None] = []
     for t in shown:
         tensor, full = survey.tensors[t], fulls[t]
         kind = KIND_TITLES.get(tensor.kind, clean(tensor.kind, 40))
@@ -157,7 +157,7 @@ def _heatmap(
     return Heatmap(rows, drawing, _axis(spans), note + ".", key)
 
 
-def _interest(levels: npt.NDArray[np.int64], worst: float) -> tuple[float, ...]:
+def _interest(levels: Ints, worst: float) -> tuple[float, ...]:
     """Sort key, smallest first: by the highest finite level, the earliest non-finite column, and the worst value.
 
     After a NaN nearly every tensor stays non-finite. The tensors that caused it have high finite levels before.
@@ -167,7 +167,7 @@ def _interest(levels: npt.NDArray[np.int64], worst: float) -> tuple[float, ...]:
     return (-finite, float(bad[0]) if bad.size else float(len(levels)), -worst)
 
 
-def _cells(rows: Sequence[npt.NDArray[np.int64] | None], width: int, prefix: str) -> Markup:
+def _cells(rows: Sequence[Ints | None], width: int, prefix: str) -> Markup:
     """The cells as one SVG path per level, runs of equal cells as one rectangle. None in ``rows`` is a heading."""
     paths: dict[int, list[str]] = {}
     for y, cells in enumerate(rows):

@@ -26,7 +26,7 @@ def render(found: OpComparison) -> str:
     origin = first.origin if first is not None else None
     style, *lines = op_view.verdict(found)
     sheet = asset("report.css") + asset("ops.css")
-    page: str = template(
+    return template(
         "ops.html.j2"
     ).render(
         style=Markup(sheet),  # noqa: S704 - files of the package
@@ -45,7 +45,6 @@ def render(found: OpComparison) -> str:
         differences=[_row(d) for d in first.differences[:MOST_ROWS]] if first is not None else [],
         more=number(len(first.differences) - MOST_ROWS) if first and len(first.differences) > MOST_ROWS else "",
     )
-    return page
 
 
 def _tensors(origin: Difference) -> Iterator[tuple[str, str, tuple[str, ...]]]:

@@ -101,7 +101,7 @@ def _write(context: Mapping[str, Any], ranges: rangemap.RangeMap, others: rangem
         f"default-src 'none'; style-src '{digest(style)}'; script-src '{digest(script)}'; "
         "base-uri 'none'; form-action 'none'"
     )
-    page: str = template("report.html.j2").render(
+    return template("report.html.j2").render(
         **context,
         style=Markup(style),  # noqa: S704 - a file of the package
         script=Markup(script),  # noqa: S704 - files of the package
@@ -109,7 +109,6 @@ def _write(context: Mapping[str, Any], ranges: rangemap.RangeMap, others: rangem
         data=script_json(data),
         version=precdoctor.__version__,
     )
-    return page
 
 
 def script_json(data: Any) -> Markup:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from precdoctor.diagnosis.survey.arrow_rows import batch_records
-from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TensorRow, known_format
+from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TensorRow, grouped, known_format
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.cells import Limits
 from precdoctor.numerics.formats import BF16, E2M1, E4M3FN, E5M2, FP16, FP32, Format
@@ -141,8 +141,7 @@ class RangeMap:
             self._number.setdefault(self._key(tensor), number)
         self._totals: dict[int, tuple[TensorId, Total]] = {}
         for at, tensor in zip(ordered, self.tensors, strict=True):
-            known = self._number.get(self._key(tensor))
-            if known is not None:
+            if (known := self._number.get(self._key(tensor))) is not None:
                 self._totals.setdefault(known, (tensor, survey.total(at)))
         self.recorded = sorted({*view.kept_steps, *set(wanted).intersection(view.sampled_steps)})
         per_step = sum(60 + 6 * t.histogram.counts.size for _, t in self._totals.values()) or 1
@@ -187,10 +186,7 @@ class RangeMap:
             if number is not None and self._totals[number][0] == tensor:
                 place = (row.step, number)
                 merged[place] = row if place not in merged else _merged(merged[place], row)
-        rows: dict[int, list[list[Any]]] = {}
-        for (step, number), row in sorted(merged.items()):
-            rows.setdefault(step, []).append(_encoded_row(number, row))
-        return rows
+        return grouped((step, _encoded_row(number, row)) for (step, number), row in sorted(merged.items()))
 
 
 def tensor_data(tensors: Sequence[TensorId]) -> list[dict[str, Any]]:
@@ -206,10 +202,7 @@ def tensor_data(tensors: Sequence[TensorId]) -> list[dict[str, Any]]:
 
 def kind_data(tensors: Sequence[TensorId]) -> list[dict[str, Any]]:
     """The kinds with a floating-point tensor, each with the numbers of its tensors, in order of depth."""
-    kinds: dict[str, list[int]] = {}
-    for number, tensor in enumerate(tensors):
-        if known_format(tensor.dtype) is not None:
-            kinds.setdefault(tensor.kind, []).append(number)
+    kinds = grouped((t.kind, number) for number, t in enumerate(tensors) if known_format(t.dtype) is not None)
     return [
         {
             "kind": clean(k, 40),

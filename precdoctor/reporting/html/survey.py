@@ -10,7 +10,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,7 +18,7 @@ from precdoctor.diagnosis.survey.measures import entries
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.totals import grouped
 from precdoctor.diagnosis.survey.view import RunView
-from precdoctor.numerics.arrays import Floats, Ints
+from precdoctor.numerics.arrays import Bools, Floats, Ints
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
 from precdoctor.numerics.tally import ragged
 
@@ -181,8 +180,7 @@ class Survey:
         for at, row in enumerate(first.tolist()):
             root, module, kind, name, dtype = (str(batch.column(n)[row].as_py()) for n in _NAMES)
             self.tensors.append(TensorId(root, module, kind, name, dtype, int(batch.column("call")[row].as_py())))
-            order = batch.column("order")[row].as_py()
-            if order is not None:
+            if (order := batch.column("order")[row].as_py()) is not None:
                 self._first_order[at] = int(order)
         return inverse
 
@@ -206,7 +204,7 @@ def column_spans(survey: Survey) -> list[tuple[int, int]]:
     return list(zip(survey.edges.tolist(), [*(survey.edges[1:] - 1).tolist(), survey.last_step], strict=True))
 
 
-def _count(into: Ints, lowest: int, which: Ints, start: Ints, lists: pa.Array, taken: npt.NDArray[np.bool_]) -> None:
+def _count(into: Ints, lowest: int, which: Ints, start: Ints, lists: pa.Array, taken: Bools) -> None:
     """Add the counts of each row in ``taken``, whose first bin is ``start``, to the histogram of its tensor."""
     lengths, counts = entries(lists)
     whose, within = ragged(lengths)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from markupsafe import Markup
@@ -17,7 +16,7 @@ from precdoctor.diagnosis.claims.finding import Finding
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.run_facts import table_columns
 from precdoctor.diagnosis.survey.view import RunView
-from precdoctor.numerics.arrays import Floats
+from precdoctor.numerics.arrays import Floats, Ints
 from precdoctor.reporting.html import svg
 from precdoctor.reporting.text import number, power
 
@@ -67,7 +66,7 @@ class Series:
     A value that is NaN or infinite is Inf.
     """
 
-    steps: npt.NDArray[np.int64]
+    steps: Ints
     values: Floats
 
 
@@ -85,7 +84,7 @@ def series(view: RunView, column: str) -> Series:
     return Series(steps, worst)
 
 
-def reduce(steps: npt.NDArray[np.int64], values: Floats, buckets: int = BUCKETS) -> list[int]:
+def reduce(steps: Ints, values: Floats, buckets: int = BUCKETS) -> list[int]:
     """Indices of the points to draw: all, or for each stretch its smallest, largest and first non-finite value."""
     if len(steps) <= 2 * buckets:
         return list(range(len(steps)))
@@ -205,7 +204,6 @@ def _legend(view: RunView) -> list[tuple[str, str]]:
     out = []
     for column, name in (("skipped", "skipped by the loss scaler"), ("non_finite", "with a NaN or Inf")):
         values = view.steps[column].astype("float64")
-        steps = view.steps["step"][values > 0].nunique()
-        if steps:
+        if steps := view.steps["step"][values > 0].nunique():
             out.append((column, f"{plural(int(steps), 'step')} {name}"))
     return out

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from markupsafe import Markup
 
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.arrays import Floats
 from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.reporting.finding_view import KINDS
 from precdoctor.reporting.html import svg
@@ -142,7 +142,7 @@ def forecasts(view: RunView, survey: Survey) -> list[dict[str, Any]]:
     return [{**row, "label": short[row["full"]]} for row in rows]
 
 
-def _trend(steps: npt.NDArray[np.float64], room: npt.NDArray[np.float64]) -> float | None:
+def _trend(steps: Floats, room: Floats) -> float | None:
     """Median slope between all pairs of the last half (Theil-Sen), in binades per step.
 
     None with fewer than ``_POINTS`` points, or if the signs of the slopes disagree.
@@ -156,7 +156,7 @@ def _trend(steps: npt.NDArray[np.float64], room: npt.NDArray[np.float64]) -> flo
     return slope if (np.sign(slopes) == np.sign(slope)).mean() >= _AGREEING else None
 
 
-def _headroom_drawing(survey: Survey, room: npt.NDArray[np.float64], slope: float | None) -> Markup:
+def _headroom_drawing(survey: Survey, room: Floats, slope: float | None) -> Markup:
     """A line of the headroom, 0 (bottom) to 16 binades, over the run in the left half; in the right half its trend."""
     first, last = float(survey.edges[0]), float(survey.last_step)
     span = max(1.0, last - first)

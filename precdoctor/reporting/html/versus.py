@@ -23,8 +23,7 @@ def side_by_side(ours: Survey, other: Survey) -> dict[str, Any]:
     several = has_several_roots(ours.tensors)
     ranked: list[tuple[float, dict[str, Any]]] = []
     for at, tensor in enumerate(ours.tensors):
-        match = theirs.get(_name(tensor))
-        if match is not None:
+        if (match := theirs.get(_name(tensor))) is not None:
             a, b = ours.total(at), other.total(match)
             if a.amax and b.amax:
                 ranked.append(_pair(tensor, other.tensors[match], a, b, several))

@@ -164,8 +164,7 @@ def _values(picture: Picture) -> list[str]:
         ("grad_norm", "gradient norm", number),
         ("loss_scale", "loss scale", power),
     ):
-        value = picture.series[name].last
-        if value is not None:
+        if (value := picture.series[name].last) is not None:
             words.append(f"{title} {spell(value)}")
     if picture.skipped:
         words.append(f"{number(picture.skipped)} skipped")

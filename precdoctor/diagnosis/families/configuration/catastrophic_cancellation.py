@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from precdoctor.diagnosis.analyses.scan_effects import EFFECT, effect_words, has_effect, wrong_share
-from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, place_finding, short_name, stands
+from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, short_name
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.survey.rows import known_format, text
 from precdoctor.diagnosis.survey.view import RunView
@@ -91,10 +91,10 @@ def check(view: RunView, options: Options) -> Checked:
 
         Predictions come close to their targets only late in a run.
         """
-        return not _rounded_before(group.worst) or stands(view, group)
+        return not _rounded_before(group.worst) or group.stands
 
     return check_facts(
-        view, ("cancellation",), guilty, lambda g: _finding(view, g, options), seen="no difference that cancels",
+        view, ("cancellation",), guilty, lambda g: _finding(g, options), seen="no difference that cancels",
         keep=lasts,
     )  # fmt: skip
 
@@ -119,11 +119,11 @@ def _rounding_dtype(fact: Fact) -> str:
     return text(fact.data.get("dtype")) or fact.dtype
 
 
-def _rounded_finding(view: RunView, group: Group, options: Options) -> Finding:
+def _rounded_finding(group: Group, options: Options) -> Finding:
     """Return the finding about numbers that were rounded before they were subtracted."""
     fact = group.worst
     if _is_of_running_sums(fact):
-        return _running_sum_finding(view, group, options)
+        return _running_sum_finding(group, options)
     wrong, of, zeros = fact.count("wrong"), fact.count("of"), fact.count("zeros")
     dtype, share, noise = _rounding_dtype(fact), percent(wrong_share(fact)), fact.number("noise")
     wide, method = (FP64, "double") if dtype == FP32.dtype else (FP32, "float")
@@ -133,21 +133,16 @@ def _rounded_finding(view: RunView, group: Group, options: Options) -> Finding:
     limit = "" if whole else f", limit {percent(least)}"
     if not whole and wrong < least * of:
         limit = f", in {percent(_wrong_row_share(fact))} of the rows, limit {percent(options['wrong_share'])}"
-    message = (
-        f"{fact.op_words} subtracts numbers that had been rounded to {dtype}. {wrong:,} of {of:,} non-zero "
-        f"differences ({share}{limit}) are off by more than half, {zeros:,} are exactly zero, for instance "
-        f"{fact.number('seen'):.4g} where the numbers before the cast give {fact.number('exact'):.4g}."
-        f"{error}{effect_words(fact, options['effect'])}{group.elsewhere_words}"
-    )
     what = (
         f"{percent(noise)} noise" if whole and wrong < of / 2 else f"rounding only: {share} of its elements are wrong"
     )
-    return place_finding(
+    return group.finding(
         RULE,
-        view,
-        group,
         title=f"a difference {fact.place_words} is {dtype} {what}{fact.line}",
-        message=message,
+        message=f"{fact.op_words} subtracts numbers that had been rounded to {dtype}. {wrong:,} of {of:,} non-zero "
+        f"differences ({share}{limit}) are off by more than half, {zeros:,} are exactly zero, for instance "
+        f"{fact.number('seen'):.4g} where the numbers before the cast give "
+        f"{fact.number('exact'):.4g}.{error}{effect_words(fact, options['effect'])}{group.elsewhere_words}",
         certain=(0.9, _ROUNDED),
         limits={name: options[name] for name in ("bits_left", "wrong_share", "noise")},
         prescription=Prescription(
@@ -159,23 +154,19 @@ def _rounded_finding(view: RunView, group: Group, options: Options) -> Finding:
     )
 
 
-def _running_sum_finding(view: RunView, group: Group, options: Options) -> Finding:
+def _running_sum_finding(group: Group, options: Options) -> Finding:
     """Return the finding about differences of running sums, which are coarse where the sums are large."""
     fact = group.worst
     wrong, of, largest, dtype = fact.count("wrong"), fact.count("of"), fact.number("largest"), _rounding_dtype(fact)
     noise = percent(fact.number("noise"))
-    return place_finding(
+    return group.finding(
         RULE,
-        view,
-        group,
         title=f"a difference of running sums {fact.place_words} is {noise} noise: {dtype} holds the sums, up to "
         f"{largest:.4g}{fact.line}",
-        message=(
-            f"{fact.op_words} subtracts running sums that {dtype} rounds. The differences of the larger half of them, "
-            f"up to {largest:.4g}, have an error of {noise} (L2, limit {percent(options['noise'])}): {wrong:,} of "
-            f"{of:,} are off by an eighth or more, for instance {fact.number('seen'):.4g} where FP64 gives "
-            f"{fact.number('exact'):.4g}.{effect_words(fact, options['effect'])}{group.elsewhere_words}"
-        ),
+        message=f"{fact.op_words} subtracts running sums that {dtype} rounds. The differences of the larger half of "
+        f"them, up to {largest:.4g}, have an error of {noise} (L2, limit {percent(options['noise'])}): {wrong:,} of "
+        f"{of:,} are off by an eighth or more, for instance {fact.number('seen'):.4g} where FP64 gives "
+        f"{fact.number('exact'):.4g}.{effect_words(fact, options['effect'])}{group.elsewhere_words}",
         certain=(0.9, _SUMMED),
         limits={name: options[name] for name in ("noise", "effect")},
         prescription=Prescription(
@@ -188,23 +179,19 @@ def _running_sum_finding(view: RunView, group: Group, options: Options) -> Findi
     )
 
 
-def _coarse_finding(view: RunView, group: Group, options: Options) -> Finding:
+def _coarse_finding(group: Group, options: Options) -> Finding:
     """Return the finding about FP32 data, never seen in a wider format, whose differences are an ulp or zero."""
     fact = group.worst
     wrong, of, ulp, largest = (fact.number(name) for name in ("wrong", "of", "ulp", "largest"))
     share, near = percent(wrong_share(fact)), f"{largest:.4g}"
-    return place_finding(
+    return group.finding(
         RULE,
-        view,
-        group,
         title=f"a difference {fact.place_words} is float32 rounding only: numbers near {near} are {ulp:g} apart"
         f"{fact.line}",
-        message=(
-            f"{fact.op_words} subtracts float32 numbers up to {near}, which are {ulp:g} apart there. {wrong:,.0f} of "
-            f"{of:,.0f} differences ({share}, limit {percent(options['wrong_share'])}) are {ulp:g} or zero, "
-            f"{fact.count('zeros'):,} of them zero. Each number was rounded by up to half of that when it became "
-            f"float32, so the differences say nothing.{group.elsewhere_words}"
-        ),
+        message=f"{fact.op_words} subtracts float32 numbers up to {near}, which are {ulp:g} apart there. {wrong:,.0f} "
+        f"of {of:,.0f} differences ({share}, limit {percent(options['wrong_share'])}) are {ulp:g} or zero, "
+        f"{fact.count('zeros'):,} of them zero. Each number was rounded by up to half of that when it became float32, "
+        f"so the differences say nothing.{group.elsewhere_words}",
         certain=(0.8, "the differences were counted; what the numbers were before their cast is not known"),
         limits={"wrong_share": options["wrong_share"]},
         prescription=Prescription(
@@ -218,31 +205,26 @@ def _coarse_finding(view: RunView, group: Group, options: Options) -> Finding:
     )
 
 
-def _finding(view: RunView, group: Group, options: Options) -> Finding:
+def _finding(group: Group, options: Options) -> Finding:
     fact = group.worst
     if "ulp" in fact.data:
-        return _coarse_finding(view, group, options)
+        return _coarse_finding(group, options)
     if _rounded_before(fact):
-        return _rounded_finding(view, group, options)
+        return _rounded_finding(group, options)
     fmt = known_format(fact.dtype)
     bits = fmt.mantissa_bits + 1 if fmt is not None else 0
     lost, wrong, of = min(fact.number("bits_lost"), bits), fact.count("wrong"), fact.count("of")
     op, there = fact.where("used_by")
     share = percent(wrong_share(fact))
-    message = (
-        f"{fact.op_words} subtracts two moments that agree in {lost:.0f} of {fact.dtype}'s {bits} bits (median; "
-        f"limit {bits - options['bits_left']:.0f}). After {short_name(op)}{there}, {wrong:,} of {of:,} elements "
-        f"({share}, limit {percent(options['wrong_share'])}) are off by a quarter or more, for instance "
-        f"{fact.number('seen'):.4g} where FP64 gives {fact.number('exact'):.4g}."
-        f"{effect_words(fact, options['effect'])}{group.elsewhere_words}"
-    )
-    return place_finding(
+    return group.finding(
         RULE,
-        view,
-        group,
         title=f"a variance {fact.place_words} cancels in {lost:.0f} of {bits} bits: {share} of the results made of it "
         f"are wrong{fact.line}",
-        message=message,
+        message=f"{fact.op_words} subtracts two moments that agree in {lost:.0f} of {fact.dtype}'s {bits} bits "
+        f"(median; limit {bits - options['bits_left']:.0f}). After {short_name(op)}{there}, {wrong:,} of {of:,} "
+        f"elements ({share}, limit {percent(options['wrong_share'])}) are off by a quarter or more, for instance "
+        f"{fact.number('seen'):.4g} where FP64 gives "
+        f"{fact.number('exact'):.4g}.{effect_words(fact, options['effect'])}{group.elsewhere_words}",
         certain=group.certainty(0.95, _MEASURED),
         limits={name: options[name] for name in ("bits_left", "wrong_share", "effect")},
         prescription=Prescription(
@@ -266,17 +248,15 @@ RULE = Rule(
     options=(
         RuleOption("bits_left", 3.0, "bits", "Least number of significant bits that must be left.",
                    "Within three bits of the significand the leading digit of the difference is in doubt."),
-        RuleOption("wrong_share", 0.5, "fraction",
-                   "Least share of the elements of the next result that are off by a quarter or more.",
-                   "Chosen empirically: most of them; constant rows, whose variance is zero, are always lost.",
-                   maximum=1.0),
-        RuleOption("strong_effect", 2.0**-4, "fraction",
-                   "Error in the result that it feeds; from here on few elements do.",
-                   "Sixteen times what training tolerates: the result keeps four bits.", maximum=1.0),
-        RuleOption("few", 0.1, "fraction", "Least share of wrong elements with such an effect.",
-                   "Chosen empirically: one channel of ten.", maximum=1.0),
-        RuleOption("noise", 0.125, "fraction", "Least error of differences of rounded data or of running sums (L2).",
-                   "No format of eight bits rounds as coarsely: E5M2 errs by at most 12.5 %.", maximum=1.0),
+        fraction("wrong_share", 0.5,
+                 "Least share of the elements of the next result that are off by a quarter or more.",
+                 "Chosen empirically: most of them; constant rows, whose variance is zero, are always lost."),
+        fraction("strong_effect", 2.0**-4, "Error in the result that it feeds; from here on few elements do.",
+                 "Sixteen times what training tolerates: the result keeps four bits."),
+        fraction("few", 0.1, "Least share of wrong elements with such an effect.",
+                 "Chosen empirically: one channel of ten."),
+        fraction("noise", 0.125, "Least error of differences of rounded data or of running sums (L2).",
+                 "No format of eight bits rounds as coarsely: E5M2 errs by at most 12.5 %."),
         EFFECT,
     ),
     sampled_steps=False,

@@ -214,15 +214,12 @@ def _finding(table: _Table, guilty: Sequence[_Table], length: int, limits: dict[
     holds = f"is {row.dtype}"
     if row.dtype not in HALF:
         holds += f" and holds numbers rounded to {table.fmt.dtype}"
-    message = (
-        f"The buffer `{name}` ({plural(row.numel, 'element')}, largest {row.amax:.4g}) {holds}, which keeps "
-        f"{table.fmt.mantissa_bits + 1} significant bits: {effect} (limit {limit:g}). "
-        f"{plural(len(guilty), 'table')} affected."
-    )
     return RULE.finding(
         confidence=0.85 if length else 0.7,
         title=f"`{name}` {holds}: {effect}",
-        message=message,
+        message=f"The buffer `{name}` ({plural(row.numel, 'element')}, largest {row.amax:.4g}) {holds}, which keeps "
+        f"{table.fmt.mantissa_bits + 1} significant bits: {effect} (limit {limit:g}). {plural(len(guilty), 'table')} "
+        "affected.",
         location=location(row, Phase.FORWARD, row.process, row.step),
         evidence={
             "effect": table.what,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from precdoctor.diagnosis.analyses.scan_effects import EFFECT, effect_words, has_effect
-from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, place_finding, short_name
+from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, short_name
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import same_module, when
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.rows import known_format, text
 from precdoctor.diagnosis.survey.view import RunView
@@ -91,7 +91,7 @@ def check(view: RunView, options: Options) -> Checked:
         return lost if lost >= options["lost"] and has_effect(fact, options["effect"]) else 0.0
 
     return check_facts(
-        view, ("cast",), guilty, lambda g: _finding(view, g, options), seen="no cast that loses most of a tensor",
+        view, ("cast",), guilty, lambda g: _finding(g, options), seen="no cast that loses most of a tensor",
         flushes=lambda f: f.count("flushed") > f.count("clipped"),
     )  # fmt: skip
 
@@ -111,23 +111,19 @@ def _collided_share(fact: Fact) -> float:
     return 1.0 - fact.share("distinct_after", "distinct_before")
 
 
-def _wrapped_finding(view: RunView, group: Group, options: Options) -> Finding:
+def _wrapped_finding(group: Group, options: Options) -> Finding:
     """Return the finding about integers that their type cannot hold."""
     fact = group.worst
     to, share = text(fact.data.get("to")), percent(fact.share("wrapped", "numel"))
     op, there = fact.where("read_by")
     instance = f"{fact.number('seen'):.10g} where it should be {fact.number('exact'):.10g}"
-    return place_finding(
+    return group.finding(
         RULE,
-        view,
-        group,
         title=f"{share} of the integers that {fact.short} makes {fact.place_words} do not fit {to}: {instance}"
         f"{fact.line}",
-        message=(
-            f"{fact.op_words} made {fact.count('wrapped'):,} of {fact.count('numel'):,} elements that {to} cannot "
-            f"hold ({share}, limit {percent(options['wrapped'])}), for instance {instance}. {short_name(op)}{there} "
-            f"reads them as floats.{group.elsewhere_words}"
-        ),
+        message=f"{fact.op_words} made {fact.count('wrapped'):,} of {fact.count('numel'):,} elements that {to} cannot "
+        f"hold ({share}, limit {percent(options['wrapped'])}), for instance {instance}. {short_name(op)}{there} reads "
+        f"them as floats.{group.elsewhere_words}",
         certain=(0.9, "every element was compared with 64-bit arithmetic"),
         limits={"wrapped": options["wrapped"]},
         prescription=Prescription(
@@ -139,11 +135,11 @@ def _wrapped_finding(view: RunView, group: Group, options: Options) -> Finding:
     )
 
 
-def _finding(view: RunView, group: Group, options: Options) -> Finding:
+def _finding(group: Group, options: Options) -> Finding:
     if "wrapped" in group.worst.data:
-        return _wrapped_finding(view, group, options)
+        return _wrapped_finding(group, options)
     if "features_rounded" in group.worst.data:
-        return _features_finding(view, group, options)
+        return _features_finding(group, options)
     fact = group.worst
     before, after = text(fact.data.get("from")), text(fact.data.get("to"))
     if "distinct_before" in fact.data:
@@ -163,43 +159,34 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
             f"{fact.count('clipped'):,} clipped or overflowed, largest {fact.number('amax'):.4g}"
         )
         limit, limits = percent(options["lost"]), {"lost": options["lost"], "effect": options["effect"]}
-    message = (
-        f"At step {fact.step}, a tensor of {fact.count('numel'):,} elements is cast from {before} to {after}"
-        f"{fact.line} {fact.place_words}: {effect} ({measured}; limit {limit})."
-        f"{effect_words(fact, options['effect'])}{group.elsewhere_words}"
-    )
-    return place_finding(
+    return group.finding(
         RULE,
-        view,
-        group,
         title=f"cast from {before} to {after} {fact.place_words}: {effect}{fact.line}",
-        message=message,
+        message=f"At step {fact.step}, a tensor of {fact.count('numel'):,} elements is cast from {before} to "
+        f"{after}{fact.line} {fact.place_words}: {effect} ({measured}; limit "
+        f"{limit}).{effect_words(fact, options['effect'])}{group.elsewhere_words}",
         certain=_certainty(group),
         limits=limits,
         prescription=_prescription(fact, after),
     )
 
 
-def _features_finding(view: RunView, group: Group, options: Options) -> Finding:
+def _features_finding(group: Group, options: Options) -> Finding:
     """Return the finding about features whose values differ by less than the format resolves."""
     fact = group.worst
     before, after = text(fact.data.get("from")), text(fact.data.get("to"))
     lost, values = fact.number("spread_lost"), fact.count("values_after")
     mean, deviation = fact.number("mean"), fact.number("deviation")
     which = f"feature {fact.count('feature')}"
-    message = (
-        f"At step {fact.step}, data of {fact.count('numel'):,} elements is cast from {before} to {after}{fact.line} "
-        f"{fact.place_words}. {which.capitalize()} has mean {mean:.6g} and standard deviation {deviation:.3g}; of its "
-        f"{fact.count('values_before'):,} different values {values:,} are left, and {percent(lost)} of its variance is "
-        f"rounding error (limit {percent(options['rounded'])}). In {fact.count('features_rounded'):,} of "
-        f"{plural(fact.count('features'), 'feature')} it is a tenth or more.{group.elsewhere_words}"
-    )
-    return place_finding(
+    return group.finding(
         RULE,
-        view,
-        group,
         title=f"cast from {before} to {after} {fact.place_words}: {plural(values, 'value')} left of {which}{fact.line}",
-        message=message,
+        message=f"At step {fact.step}, data of {fact.count('numel'):,} elements is cast from {before} to "
+        f"{after}{fact.line} {fact.place_words}. {which.capitalize()} has mean {mean:.6g} and standard deviation "
+        f"{deviation:.3g}; of its {fact.count('values_before'):,} different values {values:,} are left, and "
+        f"{percent(lost)} of its variance is rounding error (limit {percent(options['rounded'])}). In "
+        f"{fact.count('features_rounded'):,} of {plural(fact.count('features'), 'feature')} it is a tenth or "
+        f"more.{group.elsewhere_words}",
         certain=(0.95, "every element was compared before and after"),
         limits={"rounded": options["rounded"]},
         prescription=Prescription(
@@ -288,21 +275,16 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption("lost", 0.5, "fraction", "Least share of a tensor's sum of magnitudes that is lost.",
-                   "Half: most of it.", maximum=1.0),
+        fraction("lost", 0.5, "Least share of a tensor's sum of magnitudes that is lost.", "Half: most of it."),
         EFFECT,
-        RuleOption("collided", 0.25, "fraction", "Least share of distinct integers that become equal to another one.",
-                   "Chosen empirically: 64 random integers below 1000 stay below it; 512 positions in BF16 reach it.",
-                   maximum=1.0),
-        RuleOption("missing", 0.1, "fraction", "Least share of a range of indices that their format cannot hold.",
-                   "BF16 lacks a tenth of the positions up to 320, FP16 of those up to 2560.",
-                   maximum=1.0),
-        RuleOption("rounded", 0.25, "fraction", "Least share of a feature's variance that is rounding error.",
-                   "A quarter; features whose mean is below 200 standard deviations stay below it in BF16.",
-                   maximum=1.0),
-        RuleOption("wrapped", 0.05, "fraction", "Least share of integers beyond the range of their type.",
-                   "Chosen empirically: images that are subtracted as bytes wrap in half of their pixels.",
-                   maximum=1.0),
+        fraction("collided", 0.25, "Least share of distinct integers that become equal to another one.",
+                 "Chosen empirically: 64 random integers below 1000 stay below it; 512 positions in BF16 reach it."),
+        fraction("missing", 0.1, "Least share of a range of indices that their format cannot hold.",
+                 "BF16 lacks a tenth of the positions up to 320, FP16 of those up to 2560."),
+        fraction("rounded", 0.25, "Least share of a feature's variance that is rounding error.",
+                 "A quarter; features whose mean is below 200 standard deviations stay below it in BF16."),
+        fraction("wrapped", 0.05, "Least share of integers beyond the range of their type.",
+                 "Chosen empirically: images that are subtracted as bytes wrap in half of their pixels."),
     ),
     sampled_steps=False,
     explains=when(cast_of_angles, "PD703"),

@@ -111,8 +111,7 @@ def check(view: RunView, options: Options) -> Checked:
     seen = f"{plural(len(gradients), '16-bit reduction')} over {plural(first.ranks, 'rank')}"
     if not gradients:
         return Checked((), f"gradients are reduced in FP32 over {plural(first.ranks, 'rank')}")
-    guilty = {k: g for k, g in gradients.items() if _loses(g, options) or g.overflows}
-    if guilty:
+    if guilty := {k: g for k, g in gradients.items() if _loses(g, options) or g.overflows}:
         key = max(guilty, key=lambda k: (bool(guilty[k].overflows), median(guilty[k].flushed)))
         finding = _finding(view, key, guilty, reductions[key[0]], options)
         return Checked([finding], f"{len(guilty):,} of {seen} lose elements")
@@ -293,12 +292,10 @@ def _many_ranks_finding(fmt: Format, reduction: _Reduction, key: Key) -> Finding
         severity=Severity.INFO,
         confidence=0.6,
         title=f"gradients of {reduction.ranks:,} ranks are added up by {how}",
-        message=(
-            f"{reduction.ranks:,} gradients are added up by {how}, with {fmt.mantissa_bits + 1} significant bits. A "
-            f"running sum of like terms stalls at {limit:,} of them (limit {limit:,}): added one rank after the other, "
-            f"the last ranks' gradients are rounded away; added up as a tree, each of them loses up to "
-            f"{math.ceil(math.log2(reduction.ranks))} half ulps."
-        ),
+        message=f"{reduction.ranks:,} gradients are added up by {how}, with {fmt.mantissa_bits + 1} significant bits. "
+        f"A running sum of like terms stalls at {limit:,} of them (limit {limit:,}): added one rank after the other, "
+        "the last ranks' gradients are rounded away; added up as a tree, each of them loses up to "
+        f"{math.ceil(math.log2(reduction.ranks))} half ulps.",
         location=Location(root=key[0], kind="weight_grad", phase=Phase.BACKWARD),
         evidence={
             "ranks": reduction.ranks,

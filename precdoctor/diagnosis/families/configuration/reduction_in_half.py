@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from precdoctor.diagnosis.analyses.scan_effects import EFFECT, effect_words, has_effect
-from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, place_finding
+from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
@@ -64,7 +64,7 @@ def check(view: RunView, options: Options) -> Checked:
         return error
 
     return check_facts(
-        view, ("reduction", "total"), guilty, lambda g: _finding(view, g, options), seen="no sum accumulated in half"
+        view, ("reduction", "total"), guilty, lambda g: _finding(g, options), seen="no sum accumulated in half"
     )
 
 
@@ -76,7 +76,7 @@ def _is_swamped(fact: Fact, options: Options) -> bool:
     return fact.number("of_added") >= options["swamped"] and fact.number("effect") >= 4.0 * options["effect"]
 
 
-def _finding(view: RunView, group: Group, options: Options) -> Finding:
+def _finding(group: Group, options: Options) -> Finding:
     fact = group.worst
     error, terms = fact.number("error"), fact.number("terms")
     fmt = known_format(fact.dtype)
@@ -85,19 +85,14 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     what = "the running total" if fact.kind == "total" else fact.short
     added = percent(fact.number("of_added")) if _is_swamped(fact, options) else ""
     beside = f" That is {added} of what was added (limit {percent(options['swamped'])})." if added else ""
-    message = (
-        f"{fact.op_words} came out {percent(error)} off (L2, limit {percent(options['error'])}) against the same "
-        f"{terms:,.0f} terms per sum added in FP64. One rounding to {fact.dtype} would be "
-        f"{percent(2.0 ** -(bits + 1))}: it accumulates in {fact.dtype}.{beside}"
-        f"{effect_words(fact, options['effect'])}{group.elsewhere_words}"
-    )
-    return place_finding(
+    return group.finding(
         RULE,
-        view,
-        group,
         title=f"{what} {fact.place_words} is accumulated in {fact.dtype} and "
         f"{f'loses {added} of what is added' if added else f'{percent(error)} off'}{fact.line}",
-        message=message,
+        message=f"{fact.op_words} came out {percent(error)} off (L2, limit {percent(options['error'])}) against the "
+        f"same {terms:,.0f} terms per sum added in FP64. One rounding to {fact.dtype} would be "
+        f"{percent(2.0 ** -(bits + 1))}: it accumulates in "
+        f"{fact.dtype}.{beside}{effect_words(fact, options['effect'])}{group.elsewhere_words}",
         certain=group.certainty(0.85 if fact.backward else 0.95, _REASON),
         limits={name: options[name] for name in ("error", "roundings", "swamped", "effect")},
         prescription=Prescription(
@@ -135,9 +130,8 @@ RULE = Rule(
         RuleOption("roundings", 0.25, "half ulps",
                    "Least error of a reduction beside the sum of its terms' magnitudes.",
                    "A sum accumulated in FP32 is thousands of times below, however much cancels in it."),
-        RuleOption("swamped", 0.5, "fraction",
-                   "Least share of what is added to a large total that is lost.",
-                   "More is lost than is left.", maximum=1.0),
+        fraction("swamped", 0.5, "Least share of what is added to a large total that is lost.",
+                 "More is lost than is left."),
         EFFECT,
     ),
     sampled_steps=False,

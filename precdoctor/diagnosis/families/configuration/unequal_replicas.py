@@ -97,8 +97,7 @@ def check(view: RunView, options: Options) -> Checked:
     if trained is not None and (apart := steps_apart(view, trained)) is not None:
         return Checked.indeterminate(f"{seen}, but ranks count their steps differently: {apart}")
     compared = [replicas.weights[n] for n in summary["weight"].to_pylist()]
-    finding = _finding(view, lasting, compared, options)
-    return Checked([finding], f"{len(lasting):,} of {seen} differ")
+    return Checked([_finding(view, lasting, compared, options)], f"{len(lasting):,} of {seen} differ")
 
 
 def _finding(view: RunView, lasting: Sequence[Difference], compared: Sequence[Weight], options: Options) -> Finding:
@@ -115,11 +114,9 @@ def _finding(view: RunView, lasting: Sequence[Difference], compared: Sequence[We
         confidence=cause.confidence,
         severity=Severity.WARNING if cause.mild else None,
         title=f"{_subject_words(view, copies, first)} since step {first.since}",
-        message=(
-            f"By the layout of the run ({first.weight.by}), {plural(first.weight.replicas, 'rank')} hold a copy of "
-            f"`{first.name}`. From step {first.since} on its bits differ, on {plural(first.steps, 'recorded step')}: "
-            f"{_values_words(copies)}.{equal}{rest}{later} {cause.sentence}"
-        ),
+        message=f"By the layout of the run ({first.weight.by}), {plural(first.weight.replicas, 'rank')} hold a copy of "
+        f"`{first.name}`. From step {first.since} on its bits differ, on {plural(first.steps, 'recorded step')}: "
+        f"{_values_words(copies)}.{equal}{rest}{later} {cause.sentence}",
         location=Location(
             first.weight.root, first.weight.module, copies.module_class, "weight", Phase.OPTIMIZER, rank, first.since
         ),
@@ -244,13 +241,10 @@ def _apart_finding(first: Difference, matrices: int, module_class: str | None) -
         severity=Severity.WARNING,
         confidence=0.7,
         title=f"{plural(ranks, 'rank')} train apart from step {first.since} on: no gradient is reduced",
-        message=(
-            f"The {plural(matrices, 'trained weight matrix')} are equal on {plural(ranks, 'rank')} of one process "
-            f"group up to step {first.equal}, and differ on {plural(first.steps, 'recorded step')} from then on, all "
-            f"there are. On step {first.equal} the optimizers got different gradients. No wrapper "
-            "(DistributedDataParallel, FSDP) holds the model, so each rank trains its own. If that is intended, record "
-            "one rank (`--ranks 0`)."
-        ),
+        message=f"The {plural(matrices, 'trained weight matrix')} are equal on {plural(ranks, 'rank')} of one process "
+        f"group up to step {first.equal}, and differ on {plural(first.steps, 'recorded step')} from then on, all there "
+        f"are. On step {first.equal} the optimizers got different gradients. No wrapper (DistributedDataParallel, "
+        "FSDP) holds the model, so each rank trains its own. If that is intended, record one rank (`--ranks 0`).",
         location=Location(
             first.weight.root, first.weight.module, module_class, "weight", Phase.OPTIMIZER, None, first.since
         ),

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from precdoctor.diagnosis.analyses.replicas import Replicas, Weight
-from precdoctor.diagnosis.survey.rows import dotted, integer, number, text
+from precdoctor.diagnosis.survey.rows import dotted, grouped, integer, number, text
 from precdoctor.diagnosis.survey.view import BAD_COUNTS, Process, RunView
 
 _COLUMNS = ("root", "module", "module_class", "kind", "name", "fingerprint", "sum", "dtype", "numel")
@@ -99,9 +99,8 @@ class Copies:
         frame = pd.concat([b.to_pandas() for b in batches], ignore_index=True)
         frame = frame[[key in holders for key in zip(frame["rank"], frame["attempt"], strict=True)]]
         now = frame[(frame["step"] == difference.since) & (frame["kind"] == "weight")]
-        by_value: dict[int, list[int]] = {}
-        for rank, value in sorted(zip(now["rank"], now["fingerprint"], strict=True)):
-            by_value.setdefault(int(value), []).append(int(rank))
+        held = sorted(zip(now["rank"].tolist(), now["fingerprint"].tolist(), strict=True))
+        by_value = grouped((value, rank) for rank, value in held)
         groups = sorted(by_value.values(), key=lambda ranks: (-len(ranks), ranks))
         count = sum(map(len, groups))
         alone = sorted(r for ranks in groups[1:] for r in ranks) if 2 * len(groups[0]) > count else []

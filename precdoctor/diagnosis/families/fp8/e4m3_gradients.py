@@ -9,7 +9,7 @@ from statistics import median
 from precdoctor.diagnosis.analyses.optimizer_states import divides_by_gradient
 from precdoctor.diagnosis.claims.finding import Finding, Severity
 from precdoctor.diagnosis.claims.relations import same_tensors, when
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import Operand, operands
 from precdoctor.diagnosis.families.fp8.fp8_outliers import bulk_of, dead_blocks, matters
@@ -172,9 +172,9 @@ RULE = Rule(
     options=(
         FLUSHED_SHARE,
         replace(LOST_DB, doc="Signal to noise that the gradient or its bulk must lose."),
-        RuleOption("lost_blocks", 0.25, "fraction",
-                   "Least share of blocks of 128 (or 32) elements that become zero whole, median over their steps.",
-                   "Chosen empirically: a quarter of the samples; E5M2 keeps them at no cost in memory.", maximum=1.0),
+        fraction("lost_blocks", 0.25,
+                 "Least share of blocks of 128 (or 32) elements that become zero whole, median over their steps.",
+                 "Chosen empirically: a quarter of the samples; E5M2 keeps them at no cost in memory."),
         MIN_ELEMENTS,
     ),
     explains=when(same_tensors, "PD402", "PD407", "PD408"),

@@ -13,7 +13,7 @@ from precdoctor.diagnosis.analyses.trends import Forecast, Trend, fit
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.fp8.fp8_casts import Casts, Floats, Operand, operands
+from precdoctor.diagnosis.families.fp8.fp8_casts import Casts, Operand, operands
 from precdoctor.diagnosis.families.fp8.fp8_outliers import cut, hot_blocks
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     FLUSHED_SHARE,
@@ -27,6 +27,7 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     seen_words,
 )
 from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.arrays import Floats
 from precdoctor.numerics.cast_counts import HistogramTable
 from precdoctor.numerics.formats import E4M3FN, E5M2, Format
 
@@ -113,8 +114,7 @@ def _floors(casts: Casts, share: float) -> Floats:
     wanted, rows = share * table.running[:, -1], np.arange(len(casts))
     at = ((table.running >= wanted[:, None]) & (table.running > 0.0)).argmax(axis=1)
     before = table.running[rows, at] - table.counts[rows, at]
-    floors: Floats = table.lo + at + (wanted - before) / table.counts[rows, at]
-    return floors
+    return table.lo + at + (wanted - before) / table.counts[rows, at]
 
 
 def _amax_trend(operand: Operand, options: Options) -> Trend | None:
@@ -144,19 +144,17 @@ def _finding(view: RunView, growing: Sequence[_Growing], options: Options) -> Fi
     casts = _nonzero_casts(operand)
     cast, first = casts[-1], casts[0]
     steps = plural(trend.last - trend.first, "step")
-    message = (
-        f"Amax of the {operand.label} ({operand.fmt.dtype}) grows by a factor of {2.0 ** (100.0 * trend.slope):.3g} "
-        f"per 100 steps: {first.amax or 0.0:.3g} at step {first.step}, {cast.amax or 0.0:.3g} at step {cast.step}, "
-        f"{trend.climbed:.1f} binades over the newest {steps} (limit {options['min_growth']:g}). "
-        f"Its bulk stays behind: the distance from amax down to the smallest {percent(options['flushed_share'])} is "
-        f"{worst.spread.level:.1f} of the format's {reach(operand.fmt):.1f} binades and full in {left.estimate:,.0f} "
-        f"steps (95 %: {left.interval_words}). Affected: {plural(len(growing), 'operand')}."
-    )
     return RULE.finding(
         confidence=0.65 if left.is_wide or trend.is_short else 0.8,
         title=f"amax of the {operand.label} grows {100.0 * trend.slope:.2g} binades per 100 steps: its bulk is flushed "
         f"in about {left.estimate:,.0f} steps",
-        message=message,
+        message=f"Amax of the {operand.label} ({operand.fmt.dtype}) grows by a factor of "
+        f"{2.0 ** (100.0 * trend.slope):.3g} per 100 steps: {first.amax or 0.0:.3g} at step {first.step}, "
+        f"{cast.amax or 0.0:.3g} at step {cast.step}, {trend.climbed:.1f} binades over the newest {steps} (limit "
+        f"{options['min_growth']:g}). Its bulk stays behind: the distance from amax down to the smallest "
+        f"{percent(options['flushed_share'])} is {worst.spread.level:.1f} of the format's {reach(operand.fmt):.1f} "
+        f"binades and full in {left.estimate:,.0f} steps (95 %: {left.interval_words}). Affected: "
+        f"{plural(len(growing), 'operand')}.",
         location=operand.location(cast),
         evidence={
             "binades_per_100_steps": 100.0 * trend.slope,

@@ -26,6 +26,7 @@ from precdoctor.diagnosis.survey.frames import Ints, Mask, groups, histograms, k
 from precdoctor.diagnosis.survey.measures import column, format_values
 from precdoctor.diagnosis.survey.rows import Key, known_format, number, tensor_evidence, tensor_location, text
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView, remembered
+from precdoctor.numerics.arrays import Floats
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import ExponentHistogram, Histograms
 from precdoctor.numerics.prediction import TensorStatistics
@@ -42,8 +43,6 @@ _COLUMNS = (
     *("amax", "exp_lo", "exp_hist"),
 )
 _ROLES = {"input": "input of", "weight": "weight of", "grad_output": "output gradient of"}
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,14 +139,12 @@ class Casts(Sequence[Cast]):
     @cached_property
     def scale_is_sound(self) -> Mask:
         """Whether each scale is finite and above zero, or unknown."""
-        sound: Mask = np.isnan(self.scale) | ((self.scale > 0.0) & (self.scale < math.inf))
-        return sound
+        return np.isnan(self.scale) | ((self.scale > 0.0) & (self.scale < math.inf))
 
     @cached_property
     def sound(self) -> Mask:
         """Whether each cast has a sound scale and no non-finite element."""
-        sound: Mask = self.scale_is_sound & (self.non_finite == 0)
-        return sound
+        return self.scale_is_sound & (self.non_finite == 0)
 
     @cached_property
     def amax(self) -> Floats:

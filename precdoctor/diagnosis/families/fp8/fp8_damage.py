@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from statistics import median
 
 import numpy as np
-import numpy.typing as npt
 
+from precdoctor.numerics.arrays import Floats
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.numerics.prediction import TensorStatistics, predict
@@ -67,11 +67,10 @@ def rounding_magnitude(fmt: Format) -> float:
     return 2.0**-fmt.mantissa_bits / 4.0 * 0.5 / math.log(2.0)
 
 
-def masses(histogram: ExponentHistogram) -> npt.NDArray[np.float64]:
+def masses(histogram: ExponentHistogram) -> Floats:
     """Sum of magnitudes per bin, each taken at the middle of its bin; unit: the upper end of the last bin."""
     size = histogram.counts.size
-    found: npt.NDArray[np.float64] = histogram.counts * (1.5 * np.exp2(np.arange(size) - float(size)))
-    return found
+    return histogram.counts * (1.5 * np.exp2(np.arange(size) - float(size)))
 
 
 def _flushed_magnitude(histogram: ExponentHistogram, fmt: Format, multiplier: float) -> float:

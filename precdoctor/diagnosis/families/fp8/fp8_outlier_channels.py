@@ -8,7 +8,7 @@ from statistics import median
 
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import same_tensors, when
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import Operand, operands
 from precdoctor.diagnosis.families.fp8.fp8_damage import Damage
@@ -191,11 +191,10 @@ RULE = Rule(
     page=PAGE,
     options=(
         replace(LOST_DB, doc="Signal to noise that the bulk loses at the scale of the tensor's amax."),
-        RuleOption("outlier_share", 0.05, "fraction",
-                   "Largest share of elements above the bulk that count as outliers.",
-                   "One channel of twenty; LLM.int8() finds 0.1 % of the features.", maximum=1.0),
-        RuleOption("hot_blocks", 0.5, "fraction", "Largest share of blocks with an outlier for blocks to help.",
-                   "Chosen empirically: half of the tensor must gain.", maximum=1.0),
+        fraction("outlier_share", 0.05, "Largest share of elements above the bulk that count as outliers.",
+                 "One channel of twenty; LLM.int8() finds 0.1 % of the features."),
+        fraction("hot_blocks", 0.5, "Largest share of blocks with an outlier for blocks to help.",
+                 "Chosen empirically: half of the tensor must gain."),
         MIN_ELEMENTS,
     ),
     explains=when(same_tensors, "PD402", "PD407"),

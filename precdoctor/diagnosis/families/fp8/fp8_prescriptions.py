@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from precdoctor.diagnosis.claims.finding import Prescription
-from precdoctor.diagnosis.claims.rule import RuleOption
+from precdoctor.diagnosis.claims.rule import RuleOption, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import KIND, Operand
 from precdoctor.diagnosis.families.fp8.fp8_damage import Damage, rounding_db
@@ -27,10 +27,10 @@ _BLOCK_STEPS = 3
 #: Recorded block sizes.
 SIZES = (128, 32)
 
-FLUSHED_SHARE = RuleOption("flushed_share", 0.04, "fraction",
-                           "Finite non-zero elements that the cast rounds to zero, median over steps.",
-                           "Upper of the bands 0.5 / 2 / 4 % published with NVIDIA BioNeMo: a starting point.",
-                           maximum=1.0)  # fmt: skip
+FLUSHED_SHARE = fraction(
+    "flushed_share", 0.04, "Finite non-zero elements that the cast rounds to zero, median over steps.",
+    "Upper of the bands 0.5 / 2 / 4 % published with NVIDIA BioNeMo: a starting point.",
+)  # fmt: skip
 LOST_DB = RuleOption("lost_db", 3.0, "dB",
                      "Signal to noise lost beyond rounding to the format's mantissa (32.2 dB in E4M3, 26.2 in E5M2).",
                      "At 3 dB the scale costs as much as all rounding does.")  # fmt: skip
@@ -120,8 +120,7 @@ def in_e5m2(operand: Operand) -> Cure:
 def in_blocks(view: RunView, operand: Operand) -> Iterator[Cure]:
     """Yield changes to a scale per 1x128 tile and to MX blocks of 32, as far as blocks were recorded."""
     for fmt in (TILE_1X128, MXFP8_E5M2 if operand.fmt.mantissa_bits == E5M2.mantissa_bits else MXFP8_E4M3):
-        found = block_damage(view, operand, fmt)
-        if found is not None:
+        if (found := block_damage(view, operand, fmt)) is not None:
             size = fmt.block[1]
             yield Cure(
                 f"scale it per 1x{size} block along its last dimension ({fmt.name})",

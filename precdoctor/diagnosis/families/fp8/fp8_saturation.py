@@ -10,16 +10,10 @@ import numpy as np
 
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import same_module, same_tensors, when
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import Operand, operands
-from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
-    LOST_DB,
-    MIN_ELEMENTS,
-    listed,
-    rescaled,
-    seen_words,
-)
+from precdoctor.diagnosis.families.fp8.fp8_prescriptions import LOST_DB, MIN_ELEMENTS, listed, rescaled, seen_words
 from precdoctor.diagnosis.survey.frames import at, firsts, groups, keys, rows_of, worst_rows
 from precdoctor.diagnosis.survey.measures import Floats
 from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, Key, TensorRow, location, tensor_evidence
@@ -258,11 +252,11 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption("at_max_share", 0.02, "fraction", "Largest share exactly at the maximum, median over steps.",
-                   "2.5 times the one element per 1x128 tile that amax scaling puts there (0.78 %).", maximum=1.0),
-        RuleOption("saturated_share", 0.005, "fraction", "Largest share clipped by a recorded cast, median over steps.",
-                   "Above the 0.3 % of Gaussian elements that floor-rounded E8M0 scales clip (OCP MX).", maximum=1.0),
-        RuleOption("error_share", 0.1, "fraction", "Share from which the finding is an error.", maximum=1.0),
+        fraction("at_max_share", 0.02, "Largest share exactly at the maximum, median over steps.",
+                 "2.5 times the one element per 1x128 tile that amax scaling puts there (0.78 %)."),
+        fraction("saturated_share", 0.005, "Largest share clipped by a recorded cast, median over steps.",
+                 "Above the 0.3 % of Gaussian elements that floor-rounded E8M0 scales clip (OCP MX)."),
+        fraction("error_share", 0.1, "Share from which the finding is an error."),
         LOST_DB,
         MIN_ELEMENTS,
     ),

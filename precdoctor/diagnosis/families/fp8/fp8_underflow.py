@@ -8,7 +8,7 @@ from precdoctor.diagnosis.analyses.harm import channel_zeros, mean_bits
 from precdoctor.diagnosis.analyses.scans import Fact, facts, short_name
 from precdoctor.diagnosis.claims.finding import Finding, Severity
 from precdoctor.diagnosis.claims.relations import same_module, same_tensors, when
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import Operand, operands
 from precdoctor.diagnosis.families.fp8.fp8_damage import Damage, rounding_db, rounding_magnitude
@@ -195,13 +195,12 @@ RULE = Rule(
     options=(
         FLUSHED_SHARE,
         LOST_DB,
-        RuleOption("error_share", 0.5, "fraction", "Flushed share from which the finding is an error.",
-                   "Chosen empirically: half of a tensor is no tail.", maximum=1.0),
-        RuleOption("channels", 0.25, "fraction", "Share of channels, in a deep scan, that keep less signal than error; "
-                   "or of elements that are flushed.", "Chosen empirically: a quarter of the features is no tail.",
-                   maximum=1.0),
-        RuleOption("effect", 0.1, "fraction", "Share of the next result that the flushed elements must make up then.",
-                   "Four times the mean rounding error of E4M3, 2.3 %.", maximum=1.0),
+        fraction("error_share", 0.5, "Flushed share from which the finding is an error.",
+                 "Chosen empirically: half of a tensor is no tail."),
+        fraction("channels", 0.25, "Share of channels, in a deep scan, that keep less signal than error; "
+                 "or of elements that are flushed.", "Chosen empirically: a quarter of the features is no tail."),
+        fraction("effect", 0.1, "Share of the next result that the flushed elements must make up then.",
+                 "Four times the mean rounding error of E4M3, 2.3 %."),
         MIN_ELEMENTS,
     ),
     explains={**when(same_module, "PD203", "PD706"), **when(same_tensors, "PD407")},

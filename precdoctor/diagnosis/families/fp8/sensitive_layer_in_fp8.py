@@ -9,17 +9,11 @@ from dataclasses import dataclass
 from statistics import median
 
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import Cast, Operand, operands
 from precdoctor.diagnosis.families.fp8.fp8_damage import damage
-from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
-    FLUSHED_SHARE,
-    LOST_DB,
-    kept_wide,
-    listed,
-    seen_words,
-)
+from precdoctor.diagnosis.families.fp8.fp8_prescriptions import FLUSHED_SHARE, LOST_DB, kept_wide, listed, seen_words
 from precdoctor.diagnosis.survey.rows import TensorRow
 from precdoctor.diagnosis.survey.view import RunView
 
@@ -282,14 +276,13 @@ RULE = Rule(
     options=(
         FLUSHED_SHARE,
         LOST_DB,
-        RuleOption("saturated_share", 0.005, "fraction", "Largest share clipped by the cast, median over steps.",
-                   "The limit of PD401.", maximum=1.0),
+        fraction("saturated_share", 0.005, "Largest share clipped by the cast, median over steps.",
+                 "The limit of PD401."),
         RuleOption("logit_nats", 0.01, "nats", "Largest effect of the noise on the final logits on the loss.",
                    "The difference in loss that PD804 and PD821 take as the least that matters."),
-        RuleOption("noise_share", 0.02, "fraction",
-                   "Largest variance of the noise over that of the model's results, median over steps.",
-                   "Chosen empirically: no fit explains more than 98 % then; rounding to E4M3 alone leaves 0.06 %.",
-                   maximum=1.0),
+        fraction("noise_share", 0.02,
+                 "Largest variance of the noise over that of the model's results, median over steps.",
+                 "Chosen empirically: no fit explains more than 98 % then; rounding to E4M3 alone leaves 0.06 %."),
     ),
     check=check,
     newer_half=True,

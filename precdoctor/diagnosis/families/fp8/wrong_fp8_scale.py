@@ -17,7 +17,7 @@ from precdoctor.diagnosis.claims.relations import (
     while_it_lasts,
     worst_tensor,
 )
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import Operand, operands
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import FLUSHED_SHARE, LOST_DB, MIN_ELEMENTS, seen_words
@@ -201,8 +201,7 @@ def _by_step(operand: Operand, weight: Operand, rows: pd.DataFrame) -> pd.DataFr
     both = x.merge(w, on=_AT, suffixes=("_x", "_w"))
     both = both.merge(outputs.groupby(_AT)[["amax", "earlier"]].max().reset_index(), on=_AT).dropna()
     bound = terms * both["of_x"] * both["of_w"] + (0.0 if np.isnan(bias) else bias)
-    found: pd.DataFrame = both.assign(bound=bound, scales=both["scale_x"] * both["scale_w"])
-    return found
+    return both.assign(bound=bound, scales=both["scale_x"] * both["scale_w"])
 
 
 def _left_in_finding(guilty: Sequence[_Product], options: Options) -> Finding:
@@ -275,17 +274,17 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption("stale_share", 0.1, "fraction",
-                   "Least share of stale steps among the recorded ones, and among the newer half of them.",
-                   "Data that do not change exceed a history of K on 1 step in K + 1: 6 % at K = 16.", maximum=1.0),
+        fraction("stale_share", 0.1,
+                 "Least share of stale steps among the recorded ones, and among the newer half of them.",
+                 "Data that do not change exceed a history of K on 1 step in K + 1: 6 % at K = 16."),
         RuleOption("min_stale", 2.0, "steps", "Least number of stale steps.", "One large batch is no condition.", 1.0),
         RuleOption("stale_db", 10.0, "dB",
                    "Signal to noise that clipping must cost on a stale step, beyond rounding to the format's mantissa.",
                    "Nine times the energy of all rounding errors; Gaussian data at a history of 1 stay below it."),
-        RuleOption("error_share", 0.5, "fraction", "Share of stale steps from which the finding is an error.",
-                   "Chosen empirically: most steps.", maximum=1.0),
-        RuleOption("held_share", 0.25, "fraction", "Least share of steps on which a spike holds the scale down.",
-                   "Chosen empirically: a quarter of the training.", maximum=1.0),
+        fraction("error_share", 0.5, "Share of stale steps from which the finding is an error.",
+                 "Chosen empirically: most steps."),
+        fraction("held_share", 0.25, "Least share of steps on which a spike holds the scale down.",
+                 "Chosen empirically: a quarter of the training."),
         RuleOption("spike", 3.0, "binades", "How far the amax of the spike must lie above the present one.",
                    "Amax of training data commonly varies by a factor of 2 to 4 between steps."),
         FLUSHED_SHARE,

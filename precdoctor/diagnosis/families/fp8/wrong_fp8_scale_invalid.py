@@ -59,8 +59,7 @@ def _has_invalid_scale(operand: Operand, absurd: float) -> Mask:
     nothing = np.append(True, ((casts.alive == 0) | (casts.non_finite > 0))[:-1])  # no usable amax in the step before
     huge = (casts.peak >= 2.0**absurd * operand.fmt.max) & (nothing | (casts.scale >= 2.0**absurd * usual))
     lost = bool(scales.size) & (casts.non_finite == casts.numel) & (casts.numel > 0)
-    found: Mask = ~casts.scale_is_sound | np.where(unknown, lost, huge)
-    return found
+    return ~casts.scale_is_sound | np.where(unknown, lost, huge)
 
 
 def _input_was_bad(view: RunView, operand: Operand, cast: Cast) -> bool:

@@ -10,9 +10,10 @@ from itertools import product
 import numpy as np
 
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.families.fp8.fp8_casts import Floats, Operand
+from precdoctor.diagnosis.families.fp8.fp8_casts import Operand
 from precdoctor.diagnosis.families.fp8.fp8_damage import damage
 from precdoctor.diagnosis.survey.frames import Mask
+from precdoctor.numerics.arrays import Floats
 from precdoctor.numerics.cast_counts import HistogramTable, cast_counts
 from precdoctor.numerics.fp8_scaling import Amax, AmaxSeries, CurrentScaling, DelayedScaling, Recipe, scale_series
 
@@ -104,8 +105,7 @@ def _jumped(operand: Operand) -> Mask:
     sized, casts = operand.casts[operand.casts.amax > 0.0], operand.scaled
     before = np.searchsorted(sized.step, casts.step)[:, None] - (1, 2)
     fits = np.append(sized.amax, math.nan)[before] * casts.scale[:, None] <= _FITTED * operand.fmt.max
-    jumped: Mask = ((before >= 0) & fits).any(axis=1)
-    return jumped
+    return ((before >= 0) & fits).any(axis=1)
 
 
 def replayed_effect(operand: Operand, recipe: Recipe, lost_db: float, flushed_share: float) -> ScaleEffect:

@@ -10,14 +10,14 @@ from statistics import median
 from precdoctor.diagnosis.analyses.histories import History, forward_histories
 from precdoctor.diagnosis.analyses.op_dtypes import op_dtypes
 from precdoctor.diagnosis.analyses.parameters import HALF
-from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, place_finding, short_name, stands
+from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, short_name
 from precdoctor.diagnosis.analyses.trends import Trend, fit
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.growth.wider_format import widening
-from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, Key, TensorRow, tensor_evidence
+from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, Key, TensorRow, grouped, tensor_evidence
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
@@ -80,7 +80,7 @@ def check(view: RunView, options: Options) -> Checked:
 
     multiplied = check_facts(
         view, ("amplified",), guilty, lambda g: _amplified_finding(view, g, options), seen="no weight is multiplied up",
-        keep=lambda g: stands(view, g),
+        keep=lambda g: g.stands,
     )  # fmt: skip
     if multiplied.findings:
         return multiplied
@@ -112,10 +112,8 @@ def _amplified_finding(view: RunView, group: Group, options: Options) -> Finding
     fact, whole = group.worst, _growth_over_run(view, group.worst)
     factor, name = fact.number("factor"), str(fact.data.get("name"))
     less = f"{1.0 / factor:.6g}"
-    return place_finding(
+    return group.finding(
         RULE,
-        view,
-        group,
         title=f"{fact.short} multiplies weights (`{name}`) by {factor:.6g} on every step{fact.line}: {whole:.3g} times "
         f"over {plural(view.last_step + 1, 'step')}",
         message=f"{fact.op_words} multiplies the weight by {factor:.6g}, whatever its gradient. Over the run that is a"
@@ -154,17 +152,14 @@ def _finding(view: RunView, key: Key, history: History, growing: Mapping[Key, Tr
     rows = view.any_rows(step)
     row = next((r for r in rows if r.key == key), None)
     label = row.label if row is not None else f"`{key[1] or key[0]}` {key[2]}"
-    message = (
-        f"{label[0].upper()}{label[1:]} ({history.dtype}) grows by a factor of {2.0 ** (100.0 * trend.slope):.3g} per "
-        f"100 steps: amax {points[0][1]:.4g} at step {points[0][0]}, {amax:.4g} at step {step}. That is "
-        f"{headroom:.1f} binades below {limit:g} (limit {options['max_headroom']:g}). At this rate it overflows in "
-        f"{left.estimate:,.0f} steps (95 %: {left.interval_words}), about step {step + round(left.estimate):,}. "
-        f"{plural(len(growing), 'tensor')} with such a trend."
-    )
     return RULE.finding(
         confidence=0.7 if left.is_wide or trend.is_short else 0.85,
         title=f"{label} grows into {history.dtype}'s limit: overflow in about {left.estimate:,.0f} steps",
-        message=message,
+        message=f"{label[0].upper()}{label[1:]} ({history.dtype}) grows by a factor of "
+        f"{2.0 ** (100.0 * trend.slope):.3g} per 100 steps: amax {points[0][1]:.4g} at step {points[0][0]}, {amax:.4g} "
+        f"at step {step}. That is {headroom:.1f} binades below {limit:g} (limit {options['max_headroom']:g}). At this "
+        f"rate it overflows in {left.estimate:,.0f} steps (95 %: {left.interval_words}), about step "
+        f"{step + round(left.estimate):,}. {plural(len(growing), 'tensor')} with such a trend.",
         location=Location(key[0], key[1], history.module_class or None, key[2], Phase.FORWARD, 0, step),
         evidence={
             "binades_per_100_steps": 100.0 * trend.slope,
@@ -240,10 +235,8 @@ def _logits(view: RunView) -> dict[Key, History]:
     For each softmax this is the last output with as many elements inside the softmax's module, or of the whole model if
     it runs in the loss code.
     """
-    sizes: dict[tuple[str, str], set[int]] = {}
-    for op in op_dtypes(view):
-        if short_name(op.op) in _SOFTMAX and op.calls:
-            sizes.setdefault((op.root, op.module), set()).add(op.elements // op.calls)
+    softmaxes = [op for op in op_dtypes(view) if short_name(op.op) in _SOFTMAX and op.calls]
+    sizes = grouped(((op.root, op.module), op.elements // op.calls) for op in softmaxes)
     histories = forward_histories(view)
     found: dict[Key, History] = {}
     for (root, module), wanted in sizes.items():
@@ -266,18 +259,15 @@ def _coarse_finding(coarse: Mapping[Key, _CoarseLogits], options: Options) -> Fi
     history, place = logits.history, key[1] or key[0]
     step = history.points()[-1][0]
     capped = _spacing(history, _CAP)
-    message = (
-        f"The {history.dtype} logits from `{place}` to a softmax have grown from {logits.first:.3g} to "
-        f"{logits.last:.3g} ({logits.last / logits.first:.2g} times, limit {options['logit_growth']:g}). Neighbours in "
-        f"{history.dtype} are {logits.spacing:g} nats apart there (limit {options['logit_spacing']:g}). Rounding alone "
-        f"changes a probability by up to {math.exp(logits.spacing / 2.0):.2g} times. "
-        f"{plural(len(coarse), 'such output')} in all."
-    )
     return RULE.finding(
         confidence=0.7,
         title=f"the logits of `{place}` have grown to {logits.last:.3g}, where {history.dtype} resolves only "
         f"{logits.spacing:g} nats",
-        message=message,
+        message=f"The {history.dtype} logits from `{place}` to a softmax have grown from {logits.first:.3g} to "
+        f"{logits.last:.3g} ({logits.last / logits.first:.2g} times, limit {options['logit_growth']:g}). Neighbours in "
+        f"{history.dtype} are {logits.spacing:g} nats apart there (limit {options['logit_spacing']:g}). Rounding alone "
+        f"changes a probability by up to {math.exp(logits.spacing / 2.0):.2g} times. "
+        f"{plural(len(coarse), 'such output')} in all.",
         location=Location(key[0], key[1], history.module_class or None, key[2], Phase.FORWARD, 0, step),
         evidence={
             "amax": logits.last,

@@ -184,8 +184,7 @@ def _message(explosion: Explosion, row: TensorRow | None, grown: float, options:
         )
     clips = first.clip_norm is not None and 0.0 < first.clip_norm < math.inf  # an infinite limit measures the norm
     message += f"Clipping at {first.clip_norm:g} was on." if clips else "Gradients are not clipped."
-    raised = explosion.raised
-    if raised is not None:
+    if (raised := explosion.raised) is not None:
         message += f" The learning rate had been raised from {raised[0]:.3g} to {raised[1]:.3g}."
     if explosion.sudden:
         message += " Norm and loss jumped in the same step, behind an ordinary update: was the loss changed there?"
@@ -240,8 +239,7 @@ def _prescriptions(explosion: Explosion, module: str, rate: StableRate | None) -
 
 def _lower_rate_or_clip(explosion: Explosion) -> Prescription:
     """Prescribe the usual rate if the learning rate had been raised, else clipping."""
-    raised = explosion.raised
-    if raised is not None:
+    if (raised := explosion.raised) is not None:
         usual, present = raised
         return Prescription(
             title=f"learning rate back to {usual:.3g}, at which the norm was {explosion.baseline:.3g}, or warm it up: "

@@ -19,10 +19,10 @@ from precdoctor.diagnosis.analyses.depth import (
 )
 from precdoctor.diagnosis.analyses.histories import watched_steps
 from precdoctor.diagnosis.analyses.op_facts import real
-from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, place_finding, stands
+from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.relations import anywhere, when
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.rows import known_format, location
@@ -81,8 +81,8 @@ def check(view: RunView, options: Options) -> Checked:
     if along.findings:
         return along
     repeated = check_facts(
-        view, ("repeated",), lambda f: _excess(view, f, options), lambda g: _repeated_finding(view, g, options),
-        seen="no op whose results grow as a module repeats it", keep=lambda g: stands(view, g),
+        view, ("repeated",), lambda f: _excess(view, f, options), lambda g: _repeated_finding(g, options),
+        seen="no op whose results grow as a module repeats it", keep=lambda g: g.stands,
     )  # fmt: skip
     if repeated.findings:
         return Checked(repeated.findings[:1], repeated.reason)
@@ -137,16 +137,14 @@ def _reaches_output(view: RunView, fact: Fact, last: float) -> bool:
     return amax > 0.0 and amax * 2.0**_AS_LARGE >= last
 
 
-def _repeated_finding(view: RunView, group: Group, options: Options) -> Finding:
+def _repeated_finding(group: Group, options: Options) -> Finding:
     fact, amaxes = group.worst, _recorded_amax(group.worst)
     calls, ratio = fact.count("calls"), amaxes[-1] / amaxes[0]
     gain, what = ratio ** (1.0 / (calls - 1)), "gradients" if fact.backward else "activations"
     limit = _limit(fact, amaxes[-1], options)
     lost = " What the first of them add to a gradient of the weights, FP32 rounds away." if fact.backward else ""
-    return place_finding(
+    return group.finding(
         RULE,
-        view,
-        group,
         title=f"{what} grow {gain:.3g} times per repetition {fact.place_words}: {amaxes[0]:.2g} at the first, "
         f"{amaxes[-1]:.2g} at the last of {calls:,}{fact.line}",
         message=f"{fact.op_words} runs {calls:,} times, and the amax of its results goes from {amaxes[0]:.3g} to "
@@ -286,17 +284,14 @@ def _finding(view: RunView, chain: Chain, branch_scale: float | None, options: O
     row = next((r for r in mine if r.module == last.module and (r.call == last.index or not chain.of_calls)), None)
     each = "call" if chain.of_calls else "layer"
     along = f"{plural(len(alive), each)} of {chain.module_class} (`{chain.pattern}`)"
-    message = (
-        f"Along {along} outputs grow from {first.rms:.3g} at {_link_name(chain, first)} to {last.rms:.3g} at "
-        f"{_link_name(chain, last)} (RMS, median of {plural(chain.steps, 'step')}). That is growth by 2^{grown:.1f} "
-        f"(limit 2^{limit:g}), a factor of {gain:.3g} per {each}{back}. The last RMS is {room:.1f} binades below "
-        f"{last.dtype}'s largest number."
-    )
     return RULE.finding(
         confidence=0.85 if whole and chain.steps >= 4 and len(alive) >= 6 else 0.7,
         title=f"activations grow {gain:.3g} times per {each}: {first.rms:.2g} at {_link_name(chain, first)}, "
         f"{last.rms:.2g} at {_link_name(chain, last)}",
-        message=message,
+        message=f"Along {along} outputs grow from {first.rms:.3g} at {_link_name(chain, first)} to {last.rms:.3g} at "
+        f"{_link_name(chain, last)} (RMS, median of {plural(chain.steps, 'step')}). That is growth by 2^{grown:.1f} "
+        f"(limit 2^{limit:g}), a factor of {gain:.3g} per {each}{back}. The last RMS is {room:.1f} binades below "
+        f"{last.dtype}'s largest number.",
         location=location(row, Phase.FORWARD, view.processes[0] if row is None else row.process, step),
         evidence={
             "growth_binades": grown,
@@ -367,8 +362,8 @@ RULE = Rule(
         RuleOption("min_layers", 4.0, "layers", "Minimum length of a chain.", "A trend needs a few points.", 3.0),
         RuleOption("min_calls", 8.0, "calls", "Minimum number of calls of a module in a step, or of runs of an op.",
                    "A module that two or three inputs share is no recurrence.", 3.0),
-        RuleOption("consistent_share", 0.75, "fraction", "Minimum share of the steps from layer to layer that go up.",
-                   "Chosen empirically: one large layer is not growth with depth.", maximum=1.0),
+        fraction("consistent_share", 0.75, "Minimum share of the steps from layer to layer that go up.",
+                 "Chosen empirically: one large layer is not growth with depth."),
     ),
     explains=when(anywhere, "PD601", "PD602"),
     check=check,

@@ -14,7 +14,7 @@ import numpy as np
 from precdoctor.diagnosis.analyses.trends import Trend, fit
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import when
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.growth.logit_growth_histories import (
@@ -144,8 +144,7 @@ def check(view: RunView, options: Options) -> Checked:
         largest = max(h.last for h in histories.values())
         return Checked((), f"{seen}: the largest logit is {largest:.3g}")
     key = min(cases, key=lambda k: (_ROLES.index(cases[k].history.role), -cases[k].history.last / cases[k].limit))
-    finding = _finding(key, cases, loss)
-    return Checked([finding], f"{len(cases):,} of {seen}: logits too large")
+    return Checked([_finding(key, cases, loss)], f"{len(cases):,} of {seen}: logits too large")
 
 
 def _limits(options: Options) -> dict[str, float]:
@@ -382,13 +381,12 @@ RULE = Rule(
                    "Chosen empirically; ST-MoE's z-loss keeps them near 10."),
         RuleOption("growth", 4.0, "times", "Minimum growth of the logits since the first four recorded steps.",
                    "Chosen empirically: a large temperature by design is no growth.", 1.0),
-        RuleOption("near", 0.3, "fraction", "Share of the limit from which growth is forecast.",
-                   "Chosen empirically: attention logits up to 20 or 30 are common in trained models.", maximum=1.0),
+        fraction("near", 0.3, "Share of the limit from which growth is forecast.",
+                 "Chosen empirically: attention logits up to 20 or 30 are common in trained models."),
         RuleOption("horizon", 1.0, "times the run", "Maximum range of a forecast.",
                    "Chosen empirically: growth early in training levels off."),
-        RuleOption("one_hot_heads", 0.75, "fraction", "Minimum share of a layer's heads that are as good as one-hot.",
-                   "Chosen empirically: single heads that copy a position are sharp in every trained model.",
-                   maximum=1.0),
+        fraction("one_hot_heads", 0.75, "Minimum share of a layer's heads that are as good as one-hot.",
+                 "Chosen empirically: single heads that copy a position are sharp in every trained model."),
     ),
     explains=when(same_logits, "PD208", "PD601", "PD602"),
     check=check,

@@ -8,7 +8,7 @@ from statistics import median
 
 from precdoctor.diagnosis.analyses.histories import History, forward_histories
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.growth.wider_format import widening
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, Key, TensorRow, location, tensor_evidence
@@ -112,16 +112,13 @@ def _finding(view: RunView, key: Key, history: History, near: Mapping[Key, Histo
     row, rows = _row(view, key, step)
     usual = median(a for _, a in close)
     label = row.label if row is not None else f"`{key[1] or key[0]}` {key[2]}"
-    message = (
-        f"On {plural(len(close), 'step')} ({close[0][0]} to {close[-1][0]}) {label} ({history.dtype}) came within "
-        f"{options['headroom']:g} binades (limit) of {largest:g}: amax {usual:.4g} in the median, {amax:.4g} at step "
-        f"{step}. That is {100.0 * amax / largest:.0f} % of the largest number and leaves "
-        f"{history.fmt.headroom(amax):.2f} binades. {plural(len(near), 'tensor')} this close."
-    )
     return RULE.finding(
         confidence=0.9 if len(close) >= 2 * options["steps"] else 0.75,
         title=f"{label} stays at {100.0 * usual / largest:.0f} % of {history.dtype}'s largest number, {largest:g}",
-        message=message,
+        message=f"On {plural(len(close), 'step')} ({close[0][0]} to {close[-1][0]}) {label} ({history.dtype}) came "
+        f"within {options['headroom']:g} binades (limit) of {largest:g}: amax {usual:.4g} in the median, {amax:.4g} at "
+        f"step {step}. That is {100.0 * amax / largest:.0f} % of the largest number and leaves "
+        f"{history.fmt.headroom(amax):.2f} binades. {plural(len(near), 'tensor')} this close.",
         location=Location(key[0], key[1], history.module_class or None, key[2], Phase.FORWARD, 0, step),
         evidence={
             "amax": amax,
@@ -219,13 +216,11 @@ def _clamp_finding(view: RunView, found: _Clamp, options: Options) -> Finding:
     return RULE.finding(
         confidence=0.85,
         title=f"{row.label} is clamped at {row.amax or 0.0:g}: {percent(found.share)} of it exceeds {row.dtype}",
-        message=(
-            f"The largest magnitude of {row.label} ({row.dtype}) is {row.amax or 0.0:g} on each of "
-            f"{plural(found.steps, 'step')}, so a clamp sets it. In {before.label} ({before.dtype}), right before it, "
-            f"{percent(found.share)} of the elements (median, limit {percent(limit)}) lie beyond {row.dtype}'s largest "
-            f"number, {largest:g}; they reach {before.amax or 0.0:.3g}. The clamp makes them all equal, and their "
-            "gradient is zero."
-        ),
+        message=f"The largest magnitude of {row.label} ({row.dtype}) is {row.amax or 0.0:g} on each of "
+        f"{plural(found.steps, 'step')}, so a clamp sets it. In {before.label} ({before.dtype}), right before it, "
+        f"{percent(found.share)} of the elements (median, limit {percent(limit)}) lie beyond {row.dtype}'s largest "
+        f"number, {largest:g}; they reach {before.amax or 0.0:.3g}. The clamp makes them all equal, and their gradient "
+        "is zero.",
         location=location(row, Phase.FORWARD, row.process, row.step),
         evidence={
             "clamped_share": found.share,
@@ -251,11 +246,10 @@ RULE = Rule(
                    "Chosen empirically: amax of activations commonly varies by a factor of two between batches."),
         RuleOption("steps", 8.0, "steps", "Minimum number of such steps, among twice as many of the newest.",
                    "Chosen empirically: one large batch is no lasting condition.", 1.0),
-        RuleOption("mask_spread", 2.0**-8, "fraction", "An amax that varies less is a constant of the code, a mask.",
-                   "Scores up to 100 on a mask of finfo.min / 2 (32752) move it by 0.3 %; data move an amax by more.",
-                   maximum=1.0),
-        RuleOption("clamped_share", 0.01, "fraction", "Maximum share of a clamped tensor beyond its format's range.",
-                   "Chosen empirically: a clamp may catch single outliers.", maximum=1.0),
+        fraction("mask_spread", 2.0**-8, "An amax that varies less is a constant of the code, a mask.",
+                 "Scores up to 100 on a mask of finfo.min / 2 (32752) move it by 0.3 %; data move an amax by more."),
+        fraction("clamped_share", 0.01, "Maximum share of a clamped tensor beyond its format's range.",
+                 "Chosen empirically: a clamp may catch single outliers."),
     ),
     check=check,
 )  # fmt: skip

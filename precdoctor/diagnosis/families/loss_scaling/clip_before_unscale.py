@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.rows import location
 from precdoctor.diagnosis.survey.step_facts import StepFacts
@@ -139,8 +139,8 @@ RULE = Rule(
     triage=Triage.LOSS_SCALE,
     page=PAGE,
     options=(
-        RuleOption("wrong_share", 0.0, "fraction", "Maximum share of clipped steps that are clipped before unscaling.",
-                   "None: the two orders are never equivalent.", maximum=1.0),
+        fraction("wrong_share", 0.0, "Maximum share of clipped steps that are clipped before unscaling.",
+                 "None: the two orders are never equivalent."),
     ),
     sampled_steps=False,
     check=check,

@@ -14,7 +14,7 @@ import pandas as pd
 from precdoctor.diagnosis.analyses.histories import by_optimizer, watched_steps
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Source, at_line
 from precdoctor.diagnosis.claims.relations import anywhere, when
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.frames import AT, at, finite, firsts, groups, on_steps, pairs
 from precdoctor.diagnosis.survey.measures import column
@@ -104,16 +104,13 @@ class _Misuse:
 
 def check(view: RunView, options: Options) -> Checked:
     """At most one finding: repeated ``unscale_`` calls or divisions, ``backward`` on an unscaled loss, or the ratio."""
-    repeated = _worst_misuse(_repeated_unscales(view), options["share"])
-    if repeated is not None:
+    if (repeated := _worst_misuse(_repeated_unscales(view), options["share"])) is not None:
         reason = f"{repeated.steps:,} of {plural(repeated.of, 'step')} unscaled several times"
         return Checked([_repeated_finding(view, repeated, options)], reason)
-    rescaled = _worst_misuse(_rescaled_sums(view), options["share"])
-    if rescaled is not None:
+    if (rescaled := _worst_misuse(_rescaled_sums(view), options["share"])) is not None:
         reason = f"{rescaled.steps:,} of {plural(rescaled.of, 'step')} with sums that were rescaled after each pass"
         return Checked([_rescaled_finding(rescaled, options["share"])], reason)
-    unused = _worst_misuse(_unscaled_losses(view), options["share"])
-    if unused is not None:
+    if (unused := _worst_misuse(_unscaled_losses(view), options["share"])) is not None:
         reason = f"{unused.steps:,} of {plural(unused.of, 'step')} of a scaler began at an unscaled loss"
         return Checked([_unscaled_loss_finding(view, unused, options)], reason)
     steps = {at: s for at, s in _survey(view).items() if s.scale >= options["min_scale"]}
@@ -180,16 +177,13 @@ def _survey(view: RunView) -> Mapping[_StepKey, _Step]:
 def _finding(guilty: Mapping[_StepKey, _Step], share: float, options: Options) -> Finding:
     (process, first), facts = min(guilty.items(), key=lambda item: item[0])
     factor, few = median(s.factor for s in guilty.values()), len(guilty) < 4
-    message = (
-        f"On {plural(len(guilty), 'recorded step')} ({percent(share)}, limit {percent(options['share'])}) the optimizer"
-        f" got {factor:.3g} of the unscaled gradient, in the median of {plural(facts.weights, 'weight')}. The loss"
-        f" scale is {facts.scale:g} at step {first}, and 1 / {facts.scale:g} is {1.0 / facts.scale:.3g}: the script "
-        "divided by it once more, before or after the scaler."
-    )
     return RULE.finding(
         confidence=0.8 if few else 0.95,
         title=f"gradients are unscaled twice: the optimizer gets {factor:.3g} of them",
-        message=message,
+        message=f"On {plural(len(guilty), 'recorded step')} ({percent(share)}, limit {percent(options['share'])}) the "
+        f"optimizer got {factor:.3g} of the unscaled gradient, in the median of {plural(facts.weights, 'weight')}. The "
+        f"loss scale is {facts.scale:g} at step {first}, and 1 / {facts.scale:g} is {1.0 / facts.scale:.3g}: the "
+        "script divided by it once more, before or after the scaler.",
         location=location(None, Phase.OPTIMIZER, process, first),
         evidence={
             "given_share": factor,
@@ -306,12 +300,10 @@ def _unscaled_loss_finding(view: RunView, misuse: _Misuse, options: Options) -> 
     return RULE.finding(
         confidence=0.95,
         title=f"gradients are divided by a loss scale of {scale:g} that the loss was not multiplied by{line}",
-        message=(
-            f"On {plural(misuse.steps, 'step')} of {misuse.of:,} ({percent(misuse.share)}, limit "
-            f"{percent(options['share'])}) the script called `backward` on the loss that it had passed to "
-            "`scaler.scale`, not on the result. `scaler.step` still divides: the optimizer gets gradients "
-            f"{scale:g} times too small, and nothing protects them from being flushed to zero in FP16."
-        ),
+        message=f"On {plural(misuse.steps, 'step')} of {misuse.of:,} ({percent(misuse.share)}, limit "
+        f"{percent(options['share'])}) the script called `backward` on the loss that it had passed to `scaler.scale`, "
+        f"not on the result. `scaler.step` still divides: the optimizer gets gradients {scale:g} times too small, and "
+        "nothing protects them from being flushed to zero in FP16.",
         location=replace(location(None, Phase.OPTIMIZER, misuse.process, step), source=misuse.source),
         evidence={
             "given_share": 1.0 / scale,
@@ -344,12 +336,10 @@ def _rescaled_finding(misuse: _Misuse, limit: float) -> Finding:
         confidence=0.95 if misuse.steps > _MIN_STEPS else 0.8,
         title=f"gradients are divided by {divisor} after each of {passes} backward passes: {counted:.3g} of {passes} "
         "micro-batches count",
-        message=(
-            f"On {plural(misuse.steps, 'sampled step')} of {misuse.of:,} with several backward passes "
-            f"({percent(misuse.share)}, limit {percent(limit)}) something divided the gradients of {misuse.optimizer} "
-            f"by {divisor} after every pass. Each division includes the whole sum so far. Relative to the last "
-            f"micro-batch, the one before it counts {factor:.3g} and the first one {factor ** (passes - 1):.3g}."
-        ),
+        message=f"On {plural(misuse.steps, 'sampled step')} of {misuse.of:,} with several backward passes "
+        f"({percent(misuse.share)}, limit {percent(limit)}) something divided the gradients of {misuse.optimizer} by "
+        f"{divisor} after every pass. Each division includes the whole sum so far. Relative to the last micro-batch, "
+        f"the one before it counts {factor:.3g} and the first one {factor ** (passes - 1):.3g}.",
         location=Location(misuse.root, "" if misuse.root else None, phase=Phase.OPTIMIZER, **vars(misuse.process)),
         evidence={
             "factor": factor,
@@ -385,9 +375,9 @@ RULE = Rule(
     options=(
         RuleOption("tolerance", 0.1, "binades", "Distance of the found factor from one more division by the scale.",
                    "Chosen empirically: the division is exact; a clipped norm varies by more than 7 % between steps."),
-        RuleOption("share", 0.8, "fraction", "Minimum share of the recorded steps.",
-                   "Chosen empirically: the order of two calls is the same on every step; a clipped norm meets 1/S by "
-                   "chance.", maximum=1.0),
+        fraction("share", 0.8, "Minimum share of the recorded steps.",
+                 "Chosen empirically: the order of two calls is the same on every step; a clipped norm meets 1/S by "
+                 "chance."),
         RuleOption("min_scale", 256.0, "loss scale", "Minimum loss scale.",
                    "Chosen empirically: few runs accumulate over more micro-steps.", 2.0),
     ),

@@ -83,10 +83,9 @@ def _finding_by_hand(view: RunView, process: Process, steps: Sequence[StepFacts]
     return RULE.finding(
         confidence=0.9,
         title=f"the loss scale stands still at {scale:g}, and every step overflows and is skipped",
-        message=(
-            f"Over {count} (limit {options['min_steps']:g}) the script multiplied the loss by {scale:g}, the gradients "
-            "held an Inf or a NaN, and the script skipped the update. Neither the weights nor the scale have changed."
-        ),
+        message=f"Over {count} (limit {options['min_steps']:g}) the script multiplied the loss by {scale:g}, the "
+        "gradients held an Inf or a NaN, and the script skipped the update. Neither the weights nor the scale have "
+        "changed.",
         location=location(None, Phase.OPTIMIZER, process, steps[0].step),
         evidence={
             "steps": len(steps),

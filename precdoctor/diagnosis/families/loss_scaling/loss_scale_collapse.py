@@ -14,14 +14,8 @@ from statistics import median
 
 from precdoctor.diagnosis.analyses.loss_scales import after_calibration, growth_interval, scaled_steps
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
-from precdoctor.diagnosis.claims.relations import (
-    anywhere,
-    mended_by_the_scale,
-    same_module,
-    wears_the_scale_out,
-    when,
-)
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.relations import anywhere, mended_by_the_scale, same_module, wears_the_scale_out, when
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.loss_scaling.loss_scale_collapse_leftover import find_leftover_gradients
 from precdoctor.diagnosis.families.loss_scaling.loss_scale_collapse_prescriptions import (
@@ -304,9 +298,8 @@ RULE = Rule(
                    "Chosen empirically: a bad batch costs one, a growth probe one; five in a row is a change of phase.",
                    1.0),
         RuleOption("window", 100.0, "steps", "Steps over which the fall is measured.", minimum=1.0),
-        RuleOption("skipped_share", 0.1, "fraction", "Maximum share of skipped steps after calibration.",
-                   "A stock scaler skips one step in 2000; shorter growth intervals may skip three per interval.",
-                   maximum=1.0),
+        fraction("skipped_share", 0.1, "Maximum share of skipped steps after calibration.",
+                 "A stock scaler skips one step in 2000; shorter growth intervals may skip three per interval."),
         RuleOption("busy_steps", 40.0, "steps", "Minimum number of steps after calibration for that share.",
                    minimum=1.0),
         RuleOption("never_steps", 12.0, "steps", "Minimum length of a run in which every step was skipped.",

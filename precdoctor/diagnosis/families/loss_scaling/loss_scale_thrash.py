@@ -15,7 +15,7 @@ from precdoctor.diagnosis.analyses.loss_scales import (
 )
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import culprits
 from precdoctor.diagnosis.survey.step_facts import StepFacts
@@ -158,12 +158,10 @@ RULE = Rule(
     triage=Triage.LOSS_SCALE,
     page=PAGE,
     options=(
-        RuleOption("wasted_share", 0.04, "fraction", "Minimum share of the steps after calibration lost to probes.",
-                   "Chosen empirically: 80 times what the stock interval costs; reached by intervals below 25.",
-                   maximum=1.0),
-        RuleOption("harmful_share", 0.1, "fraction", "Share from which the finding is a warning, not information.",
-                   "Chosen empirically: reached by intervals up to 9; a GPT-2 without 6 % of its steps ends alike.",
-                   maximum=1.0),
+        fraction("wasted_share", 0.04, "Minimum share of the steps after calibration lost to probes.",
+                 "Chosen empirically: 80 times what the stock interval costs; reached by intervals below 25."),
+        fraction("harmful_share", 0.1, "Share from which the finding is a warning, not information.",
+                 "Chosen empirically: reached by intervals up to 9; a GPT-2 without 6 % of its steps ends alike."),
         RuleOption("min_probes", 3.0, "steps", "Minimum number of probes.", minimum=1.0),
     ),
     sampled_steps=False,

@@ -136,13 +136,6 @@ def _finding(
     bits = tensor.mean_bits
     binades, after = out_of_subnormals(row, room, target=options["subnormal_share"] / 10.0)
     limiting = largest_gradient(rows) if room < options["room"] else None
-    message = (
-        f"{percent(tensor.subnormal_share)} of the gradient of the output of `{row.place}` (float16) is subnormal in "
-        f"the median of {plural(tensor.steps, 'step')} (limit {percent(options['subnormal_share'])}). Its "
-        f"elements keep {bits:.1f} of 11 significant bits on average (limit {options['fine_bits']:g}). "
-        f"{history.words()} {_room_words(limiting, room)} "
-        f"{plural(len(guilty), 'gradient')} above the limit."
-    )
     few = tensor.steps < 4
     advice = higher_level(view, LostGradient(key, tensor), limiting, history.scale) if limiting is not None else ()
     return RULE.finding(
@@ -150,7 +143,10 @@ def _finding(
         confidence=0.7 if few else 0.9,
         title=f"the loss scale is stuck at {history.scale:g}: {percent(tensor.subnormal_share)} of the gradient of "
         f"`{row.place}` is subnormal",
-        message=message,
+        message=f"{percent(tensor.subnormal_share)} of the gradient of the output of `{row.place}` (float16) is "
+        f"subnormal in the median of {plural(tensor.steps, 'step')} (limit {percent(options['subnormal_share'])}). Its "
+        f"elements keep {bits:.1f} of 11 significant bits on average (limit {options['fine_bits']:g}). "
+        f"{history.words()} {_room_words(limiting, room)} {plural(len(guilty), 'gradient')} above the limit.",
         location=location(row, Phase.BACKWARD, process, step),
         evidence={
             "subnormal_share": tensor.subnormal_share,

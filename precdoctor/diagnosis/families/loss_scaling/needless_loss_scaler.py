@@ -46,8 +46,7 @@ def check(view: RunView, options: Options) -> Checked:
     if not courses:
         return Checked.not_applicable("no GradScaler was seen")
     count = max(len(steps) for _, steps in courses)
-    fp16 = _half_precision(view)
-    if fp16 is not None:
+    if (fp16 := _half_precision(view)) is not None:
         return Checked((), f"the scaler scales {fp16} over {plural(count, 'step')}")
     if view.missing is not None:
         return Checked.indeterminate(f"no FP16 tensor was recorded, but {view.missing}")

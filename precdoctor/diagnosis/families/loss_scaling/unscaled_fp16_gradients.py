@@ -82,21 +82,18 @@ def _finding(
         row, found.headroom - options["margin_binades"], target=options["subnormal_share"] / 10.0
     )
     bits = tensor.mean_bits
-    message = (
-        f"No loss scale is in force. {percent(tensor.subnormal_share)} of the gradient of the output of "
-        f"`{row.place}` (float16) is subnormal in the median of {plural(tensor.steps, 'step')} (limit "
-        f"{percent(options['subnormal_share'])}). Its non-zero elements keep {bits:.1f} of 11 significant bits on "
-        f"average (limit {options['fine_bits']:g}). Its largest element is {row.amax or 0.0:.3g}; "
-        f"{found.headroom:.1f} binades above the largest gradient of the run are unused. "
-        f"{plural(len(guilty), 'gradient')} of {len(found.tensors):,} above the limit."
-    )
     few = tensor.steps < 4
     return RULE.finding(
         severity=None if bits < options["enough_bits"] else Severity.INFO,
         confidence=0.7 if few else 0.9,
         title=f"FP16 without a loss scale: {percent(tensor.subnormal_share)} of the gradient of `{row.place}` is "
         "subnormal",
-        message=message,
+        message=f"No loss scale is in force. {percent(tensor.subnormal_share)} of the gradient of the output of "
+        f"`{row.place}` (float16) is subnormal in the median of {plural(tensor.steps, 'step')} (limit "
+        f"{percent(options['subnormal_share'])}). Its non-zero elements keep {bits:.1f} of 11 significant bits on "
+        f"average (limit {options['fine_bits']:g}). Its largest element is {row.amax or 0.0:.3g}; {found.headroom:.1f} "
+        f"binades above the largest gradient of the run are unused. {plural(len(guilty), 'gradient')} of "
+        f"{len(found.tensors):,} above the limit.",
         location=location(row, Phase.BACKWARD, process, step),
         evidence={
             "subnormal_share": tensor.subnormal_share,

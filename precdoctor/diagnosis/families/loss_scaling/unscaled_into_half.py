@@ -13,7 +13,7 @@ from precdoctor.diagnosis.analyses.histories import watched_steps
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.frames import (
     PARAMETER,
@@ -27,14 +27,7 @@ from precdoctor.diagnosis.survey.frames import (
     rows_of,
 )
 from precdoctor.diagnosis.survey.measures import column
-from precdoctor.diagnosis.survey.rows import (
-    Parameter,
-    TensorRow,
-    dotted,
-    location,
-    path_evidence,
-    range_evidence,
-)
+from precdoctor.diagnosis.survey.rows import Parameter, TensorRow, dotted, location, path_evidence, range_evidence
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.formats import FP16
 from precdoctor.numerics.tail import magnitude
@@ -101,8 +94,7 @@ def check(view: RunView, options: Options) -> Checked:
     if not guilty:
         worst = max(g.share for g in gradients.values())
         return Checked((), f"{seen}: {percent(worst)} flushed in the worst (limit {percent(limit)})")
-    finding = _finding(view, guilty, options)
-    return Checked([finding], f"{len(guilty):,} of {seen} above the limit")
+    return Checked([_finding(view, guilty, options)], f"{len(guilty):,} of {seen} above the limit")
 
 
 def _survey(view: RunView) -> dict[Parameter, _GradientHistory]:
@@ -156,18 +148,15 @@ def _finding(view: RunView, guilty: Mapping[Parameter, _GradientHistory], option
     row, unscaled = _rows(view, place, gradient)
     lost, scale = _lost_share(row), row.scale or 1.0
     few = gradient.steps < 4
-    message = (
-        f"The division by the loss scale, {scale:g}, in float16 set {percent(gradient.share)} of the non-zero gradient "
-        f"of `{row.parameter}` to zero, in the median of {plural(gradient.steps, 'step')} (limit "
-        f"{percent(options['flushed_share'])}). It removed {percent(lost)} of the magnitude: amax "
-        f"{row.amax or 0.0:.3g} before, {unscaled.amax or 0.0:.3g} after; FP16 flushes up to {FP16.flush_limit:.3g}. "
-        f"{plural(len(guilty), 'gradient')} above the limit."
-    )
     return RULE.finding(
         severity=Severity.ERROR if gradient.share >= options["error_share"] else Severity.WARNING,
         confidence=0.75 if few else 0.9,
         title=f"{percent(gradient.share)} of the gradient of `{row.parameter}` is flushed by unscaling it in FP16",
-        message=message,
+        message=f"The division by the loss scale, {scale:g}, in float16 set {percent(gradient.share)} of the non-zero "
+        f"gradient of `{row.parameter}` to zero, in the median of {plural(gradient.steps, 'step')} (limit "
+        f"{percent(options['flushed_share'])}). It removed {percent(lost)} of the magnitude: amax "
+        f"{row.amax or 0.0:.3g} before, {unscaled.amax or 0.0:.3g} after; FP16 flushes up to {FP16.flush_limit:.3g}. "
+        f"{plural(len(guilty), 'gradient')} above the limit.",
         location=location(unscaled, Phase.OPTIMIZER, process, step),
         evidence={
             "flushed_share": gradient.share,
@@ -199,10 +188,9 @@ RULE = Rule(
     triage=Triage.LOSS_SCALE,
     page=PAGE,
     options=(
-        RuleOption("flushed_share", 0.04, "fraction",
-                   "Non-zero elements that unscaling sets to zero, median over steps.", "As in PD201.", maximum=1.0),
-        RuleOption("error_share", 0.2, "fraction", "Share from which the finding is an error, not a warning.",
-                   "As in PD201.", maximum=1.0),
+        fraction("flushed_share", 0.04, "Non-zero elements that unscaling sets to zero, median over steps.",
+                 "As in PD201."),
+        fraction("error_share", 0.2, "Share from which the finding is an error, not a warning.", "As in PD201."),
     ),
     explains=when(anywhere, "PD510"),
     check=check,

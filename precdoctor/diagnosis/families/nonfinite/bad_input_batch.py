@@ -13,7 +13,7 @@ from precdoctor.diagnosis.analyses.bad_data import as_given, delivered_tensor, d
 from precdoctor.diagnosis.analyses.replays import replay_at
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import when, while_it_lasts
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.nonfinite.bad_steps import incident_steps
 from precdoctor.diagnosis.families.nonfinite.incident import Incident, Report
@@ -21,7 +21,7 @@ from precdoctor.diagnosis.families.nonfinite.incident_report import check_incide
 from precdoctor.diagnosis.families.nonfinite.poisoned_buffers import poisoned_at
 from precdoctor.diagnosis.families.nonfinite.tensor_causes import provenance, provenance_words
 from precdoctor.diagnosis.survey.frames import AT, at, firsts, groups, keys, on_steps, rows_of
-from precdoctor.diagnosis.survey.rows import Key, TensorRow, location, range_evidence, tensor_location
+from precdoctor.diagnosis.survey.rows import Key, TensorRow, grouped, location, range_evidence, tensor_location
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 
 PAGE = RulePage(
@@ -85,8 +85,7 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked([*harmful.findings, *_extreme_findings(view, options)], harmful.reason)
     if tensors == 0:
         return Checked.not_applicable("no root module was given a floating-point argument (token ids are integers)")
-    findings = [*_extreme_findings(view, options), *_harmless_findings(view, options)]
-    if findings:
+    if findings := [*_extreme_findings(view, options), *_harmless_findings(view, options)]:
         return Checked(findings, f"{plural(len(findings), 'suspicious batch')} among {seen}")
     return Checked((), f"{seen}, all finite, none {options['extreme_binades']:g} binades above those before")
 
@@ -123,8 +122,7 @@ def _harmless_findings(view: RunView, options: Options) -> list[Finding]:
             continue  # this data set encodes missing values as NaN
         if (poisoned := poisoned_at(view, process, set(bad["step"][ids == i]))) is not None:
             step = poisoned[2]  # noqa: PLW2901 - the batch that did it
-        row = next((r for r in view.rows(process, step) if r.key == key), None)
-        if row is not None:
+        if (row := next((r for r in view.rows(process, step) if r.key == key), None)) is not None:
             findings.append(_harmless_finding(row, process, step, count, poisoned))
     return findings
 
@@ -163,9 +161,7 @@ def _harmless_finding(
 
 def _extreme_findings(view: RunView, options: Options) -> list[Finding]:
     """One finding per argument and process with extreme batches; of ranks with the same step, the most confident."""
-    by_argument: dict[tuple[Process, Key], list[_ExtremeBatch]] = {}
-    for extreme in _extremes(view, options):
-        by_argument.setdefault((extreme.process, extreme.key), []).append(extreme)
+    by_argument = grouped(((e.process, e.key), e) for e in _extremes(view, options))
     by_event: dict[tuple[Key, int], Finding] = {}
     for extremes in by_argument.values():
         finding = _extreme_finding(view, extremes, options)
@@ -271,9 +267,8 @@ RULE = Rule(
             "follow_steps", 2.0, "steps", "Number of steps within which an incident is attributed to an extreme batch.",
             "One step for the weights to move, one for the overflow.",
         ),
-        RuleOption(
-            "usual_share", 0.1, "fraction", "Non-finite values in more batches than this belong to the data set.",
-            maximum=1.0,
+        fraction(
+            "usual_share", 0.1, "Non-finite values in more batches than this belong to the data set."
         ),
     ),
     explains=when(while_it_lasts, "PD101", "PD102", "PD103", "PD105", "PD106", "PD301", "PD302", "PD603", "PD605"),

@@ -172,10 +172,7 @@ def eps_inside_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Pr
     return Prescription(
         title=f"add a small constant inside the root{culprit.at_line}{_zeros_words(culprit)}",
         change={"eps": {"from": 0.0, "to": 1e-12}, "module": culprit.op.module},
-        predicted={
-            **culprit.predicted_effect,
-            "largest_derivative": 0.5 / math.sqrt(1e-12),
-        },
+        predicted={**culprit.predicted_effect, "largest_derivative": 0.5 / math.sqrt(1e-12)},
         snippet="import torch\n\ny = torch.sqrt(x + 1e-12)  # the derivative at 0 is 5e5, not infinite\n",
     )
 
@@ -283,10 +280,7 @@ def _count_above_zero(culprit: Culprit, count: Operand) -> Prescription:
     return Prescription(
         title=f"divide by max(count, 1){culprit.at_line}: {there_are(count.zero, 'count')} 0",
         change={"divisor": "max(count, 1)"},
-        predicted={
-            "zero_divisors": {"from": count.zero, "to": 0},
-            **culprit.predicted_effect,
-        },
+        predicted={"zero_divisors": {"from": count.zero, "to": 0}, **culprit.predicted_effect},
         snippet="mean = total / count.clamp_min(1)  # 0 where nothing is counted, and so is its gradient\n",
     )
 
@@ -313,10 +307,7 @@ def _guard_divisor(culprit: Culprit) -> Prescription:
         title=f"add eps {eps:g} to {'the operand of rsqrt' if is_rsqrt else 'the divisor'}{culprit.at_line}"
         + (f": below {fmt.min_subnormal:.3g} an eps is 0 in {fmt.dtype}" if eps == _NARROW_EPS and fmt else ""),
         change={"eps": {"from": 0.0, "to": eps}},
-        predicted={
-            "zero_divisors": {"from": zeros, "to": 0},
-            **culprit.predicted_effect,
-        },
+        predicted={"zero_divisors": {"from": zeros, "to": 0}, **culprit.predicted_effect},
         snippet=f"y = {divided} + {eps!r})  # {eps!r} is representable in the divisor's format\n",
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from precdoctor.diagnosis.analyses.replays import replay_at
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, fraction
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.divergence.learning_rates import JUMP
 from precdoctor.diagnosis.divergence.onset import EXPLODED, REPLACED, Divergence, divergence_before
@@ -58,10 +58,9 @@ def confidence_options(certain: float) -> tuple[RuleOption, ...]:
     rest = "Chosen empirically: what remains is a producer outside any recorded tensor."
     unknown = "Chosen empirically: the non-finite value is certain, its origin is not."
     return (
-        RuleOption("confidence", certain, "fraction", recorded, rest, maximum=1.0),
-        RuleOption(
-            "unrecorded_confidence", 0.5, "fraction", "Confidence if the step's tensors are not in the log.", unknown,
-            maximum=1.0,
+        fraction("confidence", certain, recorded, rest),
+        fraction(
+            "unrecorded_confidence", 0.5, "Confidence if the step's tensors are not in the log.", unknown
         ),
     )  # fmt: skip
 
@@ -178,8 +177,7 @@ def evidence_of(view: RunView, incident: Incident) -> dict[str, Any]:
         evidence["provenance"] = provenance(replay_at(view, incident.process, incident.step), incident.bad_tensor)
     if incident.likely_steps:
         evidence["likely_steps"] = list(incident.likely_steps[:_MAX_LISTED])
-    detected = view.detection(incident.process, incident.step)
-    if detected is not None:
+    if (detected := view.detection(incident.process, incident.step)) is not None:
         evidence["detected_at"] = detected
     consequences = {_RULE_OF_KIND[k]: n for k, n in incident.bad.items() if k in _RULE_OF_KIND}
     evidence["consequences"] = [

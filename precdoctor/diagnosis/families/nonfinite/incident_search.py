@@ -60,11 +60,11 @@ def _process_incidents(view: RunView, process: Process) -> list[Incident]:
     """The incidents of one process in order of step, without those that follow from an earlier one."""
     bad_steps = incident_steps(view).get(process, {})
     order = [f.step for f in view.timeline.get(process, ())] or sorted(bad_steps)
-    found = []
-    for episode in islice(episodes(view, process, order, bad_steps), MAX_INCIDENTS):
-        incident = _find_incident(_Step(view, process, episode[0], bad_steps))
-        if incident is not None:
-            found.append(_with_outcome(view, incident, episode, bad_steps, order))
+    found = [
+        _with_outcome(view, incident, episode, bad_steps, order)
+        for episode in islice(episodes(view, process, order, bad_steps), MAX_INCIDENTS)
+        if (incident := _find_incident(_Step(view, process, episode[0], bad_steps))) is not None
+    ]
     return without_consequences(view, found)
 
 
@@ -242,8 +242,7 @@ def _row_incident(at: _Step) -> Incident | None:
     if weight is not None:
         return replace(_bad_weights_incident(at, weight), bad=bad)
     skipped = at.facts is not None and at.facts.skipped
-    forward = _forward_incident(at)
-    if forward is not None:
+    if (forward := _forward_incident(at)) is not None:
         return None if skipped and _scaled_loss_overflow(forward) else replace(forward, bad=bad)
     if skipped:
         return None

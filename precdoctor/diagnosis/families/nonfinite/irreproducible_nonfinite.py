@@ -65,8 +65,7 @@ def check(view: RunView, options: Options) -> Checked:
     for incident, replay in replayed:
         headroom = _least_headroom(view, incident.process, incident.step)
         if _not_reproduced(replay) and headroom is not None and headroom >= options["headroom"]:
-            finding = _finding(view, incident, replay, headroom, options)
-            return Checked([finding], f"one of {words} was finite")
+            return Checked([_finding(view, incident, replay, headroom, options)], f"one of {words} was finite")
     return Checked((), f"{words}, non-finite again or finite for a known reason")
 
 

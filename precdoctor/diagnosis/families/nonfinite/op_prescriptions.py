@@ -271,8 +271,7 @@ def _raise_eps(view: RunView, incident: Incident, culprit: Culprit) -> Prescript
 
 def _widen_optimizer(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     """Keep an update or a moment in FP32 if its format is too narrow; else lower the rate and clip."""
-    narrow = _narrow_format(culprit)
-    if narrow is not None:
+    if (narrow := _narrow_format(culprit)) is not None:
         largest = {"largest_finite": {"from": narrow.max, "to": FP32.max}}
         return weights_in_float32(view, narrow, f"{narrow.name} ends at {narrow.max:g}", largest)
     return Prescription(

@@ -80,8 +80,7 @@ def poisoned_at(view: RunView, process: Process, steps: Collection[int]) -> tupl
 
 
 def _rows(view: RunView) -> pd.DataFrame:
-    rows: pd.DataFrame = view.measured((), ("buffer",), columns=("nan", "pos_inf")).sort_values("step", kind="stable")
-    return rows
+    return view.measured((), ("buffer",), columns=("nan", "pos_inf")).sort_values("step", kind="stable")
 
 
 def _poisoned(rows: pd.DataFrame, min_steps: float) -> dict[tuple[Process, Parameter], _Buffer]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from precdoctor.diagnosis.analyses.scan_effects import EFFECT, effect_words, wrong_results, wrong_share
-from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, place_finding, short_name
+from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, short_name
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
@@ -48,33 +48,28 @@ _REASON = "the scan computed the right values of the op in FP64"
 def check(view: RunView, options: Options) -> Checked:
     """One finding per line of code with such an overflow, from the deep scans."""
     return check_facts(
-        view, ("overflow",), wrong_results(options), lambda g: _finding(view, g, options),
+        view, ("overflow",), wrong_results(options), lambda g: _finding(g, options),
         seen="no overflow changed a result",
     )  # fmt: skip
 
 
-def _finding(view: RunView, group: Group, options: Options) -> Finding:
+def _finding(group: Group, options: Options) -> Finding:
     fact = group.worst
     wrong, of, affected = fact.count("wrong"), fact.count("of"), fact.count("affected")
     shown, _ = fact.where("shown_by")
     hidden, there = fact.where("hidden_by")
     hiding = short_name(hidden or shown)
     seen, exact, share = fact.number("seen"), fact.number("exact"), percent(wrong_share(fact))
-    message = (
-        f"At step {fact.step}, {fact.op}{fact.line} {fact.place_words} made {affected:,} non-finite elements "
-        f"({fact.dtype}) where FP64 gives up to {fact.number('exact_amax'):.4g}. {hiding}{there} turned them into "
-        f"finite numbers. After {short_name(shown)}, {wrong:,} of {of:,} elements ({share}, limit "
-        f"{percent(options['wrong_share'])}) are wrong by more than half, for instance {seen:.4g} where FP64 "
-        f"gives {exact:.4g}. Neither the module's outputs nor the loss show it."
-        f"{effect_words(fact, options['effect'])}{group.elsewhere_words}"
-    )
-    return place_finding(
+    return group.finding(
         RULE,
-        view,
-        group,
         title=f"{fact.short} overflows {fact.place_words} and {hiding} hides it: {share} of "
         f"the result is wrong{fact.line}",
-        message=message,
+        message=f"At step {fact.step}, {fact.op}{fact.line} {fact.place_words} made {affected:,} non-finite elements "
+        f"({fact.dtype}) where FP64 gives up to {fact.number('exact_amax'):.4g}. {hiding}{there} turned them into "
+        f"finite numbers. After {short_name(shown)}, {wrong:,} of {of:,} elements ({share}, limit "
+        f"{percent(options['wrong_share'])}) are wrong by more than half, for instance {seen:.4g} where FP64 gives "
+        f"{exact:.4g}. Neither the module's outputs nor the loss show "
+        f"it.{effect_words(fact, options['effect'])}{group.elsewhere_words}",
         certain=group.certainty(0.95, _REASON),
         limits={n: options[n] for n in ("wrong_share", "effect")},
         prescription=_prescription(fact, affected, wrong),
@@ -111,9 +106,9 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "wrong_share", 0.001, "fraction", "Share of a result's elements that may be wrong by more than half.",
-            "Chosen empirically: one row in a thousand; a single element may be an unused edge.", maximum=1.0,
+        fraction(
+            "wrong_share", 0.001, "Share of a result's elements that may be wrong by more than half.",
+            "Chosen empirically: one row in a thousand; a single element may be an unused edge."
         ),
         EFFECT,
     ),

@@ -18,7 +18,7 @@ from precdoctor.diagnosis.analyses.gradient_underflow import (
     survey,
     tail_of,
 )
-from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, evidence_of, locate
+from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
@@ -92,8 +92,7 @@ def check(view: RunView, options: Options) -> Checked:
         return flushes if flushes.findings else Checked.not_applicable("no output gradient is in FP16 or BF16")
     seen = f"{plural(len(gradients.tensors), 'output gradient')} on {plural(len(gradients.steps), 'step')}"
     limits = options["flushed_share"], options["lost_magnitude"]
-    guilty = {k: t for k, t in gradients.tensors.items() if is_harmed(view, k, t, limits)}
-    if guilty:
+    if guilty := {k: t for k, t in gradients.tensors.items() if is_harmed(view, k, t, limits)}:
         reason = f"{plural(len(guilty), 'gradient')} of {seen} above {percent(options['flushed_share'])}"
         return Checked([_finding(view, gradients, guilty, options)], reason)
     if flushes.findings:
@@ -118,22 +117,20 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
         subnormal=SUBNORMAL_SHARE.default / 10.0,  # otherwise PD303 fires on a run with the prescribed scale
     )
     channels = lost_channels(view, key, tensor)
+    left = f"It leaves {percent(channels)} of the module's weight gradient exactly zero. " if channels else ""
     confidence, why = flush_confidence(row, len(found.steps))
     if tensor.dead:
         confidence, why = 0.7, "the tensor is zero throughout; the gradient before it was dying"
-    message = (
-        f"Rounding to {row.dtype} set {percent(tensor.share)} of the gradient of the output of `{row.place}` to zero, "
-        f"in the median of {plural(tensor.steps, 'step')} (limit {percent(options['flushed_share'])}). It "
-        f"removed {percent(tensor.lost_share)} of the magnitude (limit {percent(options['lost_magnitude'])}). "
-        f"{_channel_words(channels)}{_range_words(row, tensor.fmt)} "
-        f"Loss scale: {current:g}. {plural(len(guilty), 'gradient')} of {len(found.tensors):,} above the limits."
-    )
     backward = [r for r in rows if r.kind in ("loss", "grad_output") and r.order is not None]
     return RULE.finding(
         severity=Severity.ERROR if tensor.share >= options["error_share"] else Severity.WARNING,
         confidence=confidence,
         title=f"{percent(tensor.share)} of the gradient of `{row.place}` is flushed to zero in {tensor.fmt.name}",
-        message=message,
+        message=f"Rounding to {row.dtype} set {percent(tensor.share)} of the gradient of the output of `{row.place}` "
+        f"to zero, in the median of {plural(tensor.steps, 'step')} (limit {percent(options['flushed_share'])}). It "
+        f"removed {percent(tensor.lost_share)} of the magnitude (limit {percent(options['lost_magnitude'])}). "
+        f"{left}{_range_words(row, tensor.fmt)} Loss scale: {current:g}. "
+        f"{plural(len(guilty), 'gradient')} of {len(found.tensors):,} above the limits.",
         location=location(row, Phase.BACKWARD, process, step),
         evidence={
             "flushed_share": tensor.share,
@@ -168,11 +165,6 @@ def _most_lost(view: RunView, guilty: Mapping[Key, GradientSeries], grave: float
     return min(gone.items(), key=lambda item: order.get(item[0], math.inf))
 
 
-def _channel_words(lost: float) -> str:
-    """A sentence on the share of lost channels; empty if none is lost."""
-    return f"It leaves {percent(lost)} of the module's weight gradient exactly zero. " if lost else ""
-
-
 def _range_words(row: TensorRow, fmt: Format) -> str:
     limit = f"{fmt.name} flushes up to {fmt.flush_limit:.3g}"
     return f"Its largest element is {row.amax:.3g}; {limit}." if row.amax else f"No element survived; {limit}."
@@ -202,22 +194,19 @@ def _op_finding(view: RunView, group: Group) -> Finding:
     listed = fact.data.get("zero_gradients_of")
     dead = [text(name) for name in listed] if isinstance(listed, list) else []
     names = ", ".join(f"`{n}`" for n in dead[:3])
-    message = (
-        f"At step {fact.step}, {fact.op}{fact.line} {fact.place_words} returned zeros for {flushed:,} of {of:,} "
-        f"elements that are not zero in FP64 (limit {percent(_OP_FLUSHED)}). They hold {percent(fact.number('lost'))} "
-        f"of the gradient's magnitude (limit {percent(_OP_LOST)}); {percent(fact.number('channels'))} of the channels "
-        f"are zero throughout. Their exact values reach {fact.number('exact_amax'):.3g}. "
-        f"Weights whose gradient is exactly zero: {zero}{f' ({names})' if names else ''}.{group.elsewhere_words}"
-    )
     return RULE.finding(
         severity=Severity.ERROR if zero else Severity.WARNING,
         confidence=0.9,
         title=f"{percent(fact.share('flushed', 'of'))} of a gradient is flushed to zero by {fact.short} "
         f"{fact.place_words}{fact.line}",
-        message=message,
+        message=f"At step {fact.step}, {fact.op}{fact.line} {fact.place_words} returned zeros for {flushed:,} of "
+        f"{of:,} elements that are not zero in FP64 (limit {percent(_OP_FLUSHED)}). They hold "
+        f"{percent(fact.number('lost'))} of the gradient's magnitude (limit {percent(_OP_LOST)}); "
+        f"{percent(fact.number('channels'))} of the channels are zero throughout. Their exact values reach "
+        f"{fact.number('exact_amax'):.3g}. Weights whose gradient is exactly zero: "
+        f"{zero}{f' ({names})' if names else ''}.{group.elsewhere_words}",
         location=_op_location(view, group, dead),
-        evidence=evidence_of(
-            group,
+        evidence=group.evidence(
             {"flushed_share": _OP_FLUSHED, "lost_magnitude": _OP_LOST},
             "the op's zeros were compared with FP64 results from the same operands",
         ),
@@ -233,7 +222,7 @@ def _op_finding(view: RunView, group: Group) -> Finding:
 
 def _op_location(view: RunView, group: Group, dead: list[str]) -> Location:
     """Where the op ran; for an op outside all modules, the last layer whose weight gradient is zero."""
-    place = locate(view, group)
+    place = group.location
     if place.module or not dead or len(view.models) != 1:
         return place
     return replace(place, root=next(iter(view.models)), module=dead[-1].rpartition(".")[0])

@@ -14,7 +14,7 @@ import numpy as np
 
 from precdoctor.diagnosis.analyses.histories import watched_steps
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Severity
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import named, plural
 from precdoctor.diagnosis.families.underflow.dead_layer_dying import dying_finding, find_death
 from precdoctor.diagnosis.families.underflow.dead_layer_flushed import find_flushed_zeros, flushed_finding
@@ -140,10 +140,9 @@ def check(view: RunView, options: Options) -> Checked:
         findings.append(_dead_finding(view, dead, gradients, options))
     elif saturated:
         findings.append(saturated_finding(RULE, view, saturated, options["saturated_share"]))
-    if view.missing is None and not view.partial_modules:
-        unreached = find_unreached(view, gradients, steps, least)
-        if unreached:
-            findings.append(unreached_finding(RULE, unreached, most, least))
+    whole = view.missing is None and not view.partial_modules
+    if whole and (unreached := find_unreached(view, gradients, steps, least)):
+        findings.append(unreached_finding(RULE, unreached, most, least))
     words = f"{len(dead):,} of {seen} zero to the end" if dead else f"{seen}: each is non-zero on some step"
     words += "; before a saturated function: " + ", ".join(f"`{m or r}`" for r, m, _ in saturated) if saturated else ""
     words += f"; {len(death.layers)} died during the run" if death is not None else ""
@@ -333,12 +332,12 @@ RULE = Rule(
     options=(
         RuleOption("min_steps", 6.0, "steps", "Recorded steps that must all have a gradient of zero.",
                    "Chosen empirically: layers behind a zero-initialised one get theirs after the first updates.", 2.0),
-        RuleOption("saturated_share", 0.5, "fraction",
-                   "Share of a layer's output gradient that is zero because the function behind the layer is flat.",
-                   "Half of it; tanh is 1 in FP32 from 9 on.", maximum=1.0),
-        RuleOption("died_share", 0.9, "fraction",
-                   "Share of an activation, and of the gradient of the weight before it, that is zero since the death.",
-                   "Chosen empirically: nearly all; half of a healthy ReLU's output is zero.", 0.5, 1.0),
+        fraction("saturated_share", 0.5,
+                 "Share of a layer's output gradient that is zero because the function behind the layer is flat.",
+                 "Half of it; tanh is 1 in FP32 from 9 on."),
+        fraction("died_share", 0.9,
+                 "Share of an activation, and of the gradient of the weight before it, that is zero since the death.",
+                 "Chosen empirically: nearly all; half of a healthy ReLU's output is zero.", 0.5),
     ),
     check=check,
     step_columns=("lr", "skipped"),

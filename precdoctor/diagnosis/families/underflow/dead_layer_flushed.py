@@ -95,17 +95,14 @@ def flushed_finding(
     first, last = zeros.first, zeros.last
     row = last or first
     begin = f"behind `{last.place}`" if last is not None else "at the cast of the model's output"
-    message = (
-        f"The gradient of {named(parameters)} was exactly zero in every element on {steps[0]:,} of "
-        f"{plural(steps[1], 'recorded step')} (limit {limit:g}). {elements[0]:,} of {elements[1]:,} elements get no "
-        f"gradient. {_cause(zeros)} Loss scale: {zeros.scale:g}."
-    )
     return rule.finding(
         severity=Severity.ERROR if elements[0] >= _ERROR_SHARE * elements[1] else Severity.WARNING,
         confidence=0.85 if last is not None else 0.75,
         title=f"gradients are flushed to zero in FP16 {begin}: {plural(len(parameters), 'weight')} got none on "
         f"{steps[0]:,} steps",
-        message=message,
+        message=f"The gradient of {named(parameters)} was exactly zero in every element on {steps[0]:,} of "
+        f"{plural(steps[1], 'recorded step')} (limit {limit:g}). {elements[0]:,} of {elements[1]:,} elements get no "
+        f"gradient. {_cause(zeros)} Loss scale: {zeros.scale:g}.",
         location=location(first, Phase.BACKWARD, first.process, first.step),
         evidence={
             "zero_gradient_steps": steps[0],
@@ -127,8 +124,7 @@ def flushed_finding(
 
 def _cause(zeros: FlushedZeros) -> str:
     """Sentences: the last non-zero gradient, or the estimated one, against FP16's flush limit."""
-    last = zeros.last
-    if last is not None:
+    if (last := zeros.last) is not None:
         return (
             f"The last non-zero gradient is that of the output of `{last.place}` ({last.dtype}). Its largest element "
             f"is {last.amax or 0.0:.3g}; FP16 flushes up to {FP16.flush_limit:.3g}."

@@ -15,14 +15,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.rows import (
-    Key,
-    TensorRow,
-    gradient_evidence,
-    known_format,
-    location,
-    range_evidence,
-)
+from precdoctor.diagnosis.survey.rows import Key, TensorRow, gradient_evidence, known_format, location, range_evidence
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 #: Number of steps whose rows are read, evenly spread; bounds the work.
@@ -133,13 +126,11 @@ def saturated_finding(rule: Rule, view: RunView, found: Mapping[_Place, Saturate
     return rule.finding(
         confidence=0.85 if len(worst.zero) >= _MAX_STEPS // 2 else 0.7,
         title=f"{percent(zero)} of the gradient of `{name}` is exactly zero: the function behind it is saturated",
-        message=(
-            f"{percent(flat)} of the output of `{name}` is larger than {2**_FLAT_BIN} (amax {output.amax or 0.0:.3g}, "
-            f"RMS {rms:.3g}), and the function behind it returns its bound, 1. {percent(zero)} of the gradient of that "
-            f"output is exactly zero (medians of {plural(len(worst.zero), 'step')} of {worst.steps}, limit "
-            f"{percent(limit)}). In FP32, tanh is 1 from 9 on and has no slope there. The layer was saturated from the "
-            "beginning, so it has not learnt this."
-        ),
+        message=f"{percent(flat)} of the output of `{name}` is larger than {2**_FLAT_BIN} (amax "
+        f"{output.amax or 0.0:.3g}, RMS {rms:.3g}), and the function behind it returns its bound, 1. {percent(zero)} "
+        f"of the gradient of that output is exactly zero (medians of {plural(len(worst.zero), 'step')} of "
+        f"{worst.steps}, limit {percent(limit)}). In FP32, tanh is 1 from 9 on and has no slope there. The layer was "
+        "saturated from the beginning, so it has not learnt this.",
         location=location(gradient, Phase.BACKWARD, process, step),
         evidence={
             "zero_share": zero,

@@ -5,18 +5,10 @@ from __future__ import annotations
 from statistics import median
 
 from precdoctor.diagnosis.analyses.scan_effects import effect_words, has_effect, wrong_share
-from precdoctor.diagnosis.analyses.scans import (
-    Fact,
-    Group,
-    check_facts,
-    is_optimizers,
-    place_finding,
-    short_name,
-    stands,
-)
+from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, is_optimizers, short_name
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import same_module, when
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.survey.view import RunView
 
@@ -70,8 +62,8 @@ def check(view: RunView, options: Options) -> Checked:
         return share if most and has_effect(fact, options["effect"]) and not is_optimizers(fact) else 0.0
 
     return check_facts(
-        view, ("floor",), guilty, lambda g: _finding(view, g, options), seen="no epsilon that decides",
-        keep=lambda g: stands(view, g) and not (g.worst.phase == "optimizer" and _is_meant(view, g, options["brisk"])),
+        view, ("floor",), guilty, lambda g: _finding(g, options), seen="no epsilon that decides",
+        keep=lambda g: g.stands and not (g.worst.phase == "optimizer" and _is_meant(view, g, options["brisk"])),
     )  # fmt: skip
 
 
@@ -89,7 +81,7 @@ def _is_meant(view: RunView, group: Group, brisk: float) -> bool:
     return bool(sizes) and rate >= brisk * median(sizes)
 
 
-def _finding(view: RunView, group: Group, options: Options) -> Finding:
+def _finding(group: Group, options: Options) -> Finding:
     fact = group.worst
     constant, middle = fact.number("constant"), fact.number("median")
     op, there = fact.where("read_by")
@@ -98,21 +90,15 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     limit = f"limit {percent(options['wrong_share'])}"
     if wrong_share(fact) < options["wrong_share"]:
         limit += f", or {percent(options['large_effect'])} of what they feed"
-    message = (
-        f"{fact.op_words} guards numbers of {middle:.3g} (median) with {constant:.3g}: {percent(decided)} of those "
-        f"that are not zero are smaller. Without the constant, {fact.count('wrong'):,} of {fact.count('of'):,} results "
-        f"of {short_name(op) if op else fact.short}{there} ({share}, {limit}) differ "
-        f"by more than half{instance if 'exact' in fact.data else ''}."
-        f"{effect_words(fact, options['effect'])}{group.elsewhere_words}"
-    )
     smaller = min(middle / 64, constant / 1024)
     sizes = f"numbers of {middle:.3g}" if middle < constant else "numbers of all sizes"
-    return place_finding(
+    return group.finding(
         RULE,
-        view,
-        group,
         title=f"{constant:.3g} decides {share} of the results {fact.place_words}: it guards {sizes}{fact.line}",
-        message=message,
+        message=f"{fact.op_words} guards numbers of {middle:.3g} (median) with {constant:.3g}: {percent(decided)} of "
+        f"those that are not zero are smaller. Without the constant, {fact.count('wrong'):,} of {fact.count('of'):,} "
+        f"results of {short_name(op) if op else fact.short}{there} ({share}, {limit}) differ by more than half"
+        f"{instance if 'exact' in fact.data else ''}.{effect_words(fact, options['effect'])}{group.elsewhere_words}",
         certain=group.certainty(0.9, "the op was run again in FP64 on the same numbers without the constant"),
         limits={n: options[n] for n in ("wrong_share", "effect", "large_effect")},
         prescription=Prescription(
@@ -132,13 +118,12 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption("wrong_share", 0.5, "fraction", "Least share of the results that the constant changes by half.",
-                   "Most of them: a guard is for the exception.", maximum=1.0),
-        RuleOption("effect", 1.0 / 32, "fraction", "Least share that the error must make up of what it feeds.",
-                   "Chosen empirically: biases dilute what a layer loses to a few percent of the logits.",
-                   maximum=1.0),
-        RuleOption("large_effect", 0.25, "fraction", "Share of what it feeds from which fewer wrong results count.",
-                   "A quarter of a loss is no exception, however few elements it comes from.", maximum=1.0),
+        fraction("wrong_share", 0.5, "Least share of the results that the constant changes by half.",
+                 "Most of them: a guard is for the exception."),
+        fraction("effect", 1.0 / 32, "Least share that the error must make up of what it feeds.",
+                 "Chosen empirically: biases dilute what a layer loses to a few percent of the logits."),
+        fraction("large_effect", 0.25, "Share of what it feeds from which fewer wrong results count.",
+                 "A quarter of a loss is no exception, however few elements it comes from."),
         RuleOption("damping", 8.0, "times", "How far below an optimizer's constant the median must be.",
                    "As in PD503: a ninth of a step is worth a change, a half is not.", 1.0),
         RuleOption("brisk", 0.1, "learning rate / RMS of weight",

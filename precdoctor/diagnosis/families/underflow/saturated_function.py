@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, done_steps, place_finding, stands
+from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import same_module, when
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.view import RunView
@@ -74,14 +74,14 @@ def check(view: RunView, options: Options) -> Checked:
 
     def counts(group: Group) -> bool:
         """Whether the function was at its bound on the first scan, or closes nearly all channels on the last."""
-        done = done_steps(view, group)
+        done = group.done_steps
         last = [f for f in group.facts if f.step == done[-1] and f.data.get("near") is not True]
         conclusive = [f for f in last if f.module or f.count("zero_gradients")]
         most = max((f.number("channels") for f in conclusive), default=0.0)
-        return stands(view, group) and (done[0] in group.steps or most >= options["all_channels"])
+        return group.stands and (done[0] in group.steps or most >= options["all_channels"])
 
     return check_facts(
-        view, ("closed",), guilty, lambda g: _finding(view, g, options), seen="no function at its bound from the start",
+        view, ("closed",), guilty, lambda g: _finding(g, options), seen="no function at its bound from the start",
         keep=counts,
     )  # fmt: skip
 
@@ -91,12 +91,12 @@ def _function(fact: Fact) -> str:
     return text(fact.data.get("function"))
 
 
-def _finding(view: RunView, group: Group, options: Options) -> Finding:
+def _finding(group: Group, options: Options) -> Finding:
     fact = group.worst
     if fact.data.get("again") is True:
-        return _twice_finding(view, group)
+        return _twice_finding(group)
     if fact.data.get("without_log") is True:
-        return _without_log_finding(view, group)
+        return _without_log_finding(group)
     near = fact.data.get("near") is True
     function, lost, distance = _function(fact), fact.number("lost"), fact.number("distance")
     if function == "softmax":
@@ -125,10 +125,8 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         scale = 1.0 / 16
         cure = f"bring the input of {function} to order one{fact.own_line}: gradient lost {percent(lost)} -> 0 %"
         predicted = {"gradient_lost": {"from": lost, "to": 0.0}}
-    return place_finding(
+    return group.finding(
         RULE,
-        view,
-        group,
         title=title,
         message=f"{message}{group.elsewhere_words}",
         certain=(0.85, "each element of the gradient was counted in front of the function and behind it"),
@@ -142,7 +140,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     )
 
 
-def _twice_finding(view: RunView, group: Group) -> Finding:
+def _twice_finding(group: Group) -> Finding:
     """The finding for a loss that reads probabilities as logits, and so normalises twice."""
     fact = group.worst
     function, classes = _function(fact), max(fact.count("classes"), 2)
@@ -151,10 +149,8 @@ def _twice_finding(view: RunView, group: Group) -> Finding:
     # At best the right class has a probability of 1: read as logits, exp(1) for it and exp(0) for each other class.
     least = math.log1p((classes - 1) / math.e)
     among = f"over {classes:,} classes" if softmax else "with a target of 1"
-    return place_finding(
+    return group.finding(
         RULE,
-        view,
-        group,
         title=f"{loss} is given probabilities, {function} is applied twice: the loss cannot fall below {least:.2f}"
         f"{fact.line}",
         message=f"{fact.op_words} normalises {_made_words(fact)}. It lies between 0 and 1 and is taken for "
@@ -203,14 +199,12 @@ _KL_DIV = _LossOfLogarithms(
 )
 
 
-def _without_log_finding(view: RunView, group: Group) -> Finding:
+def _without_log_finding(group: Group) -> Finding:
     """The finding for a loss of probabilities, which it reads as their logarithms."""
     fact = group.worst
     loss = _KL_DIV if fact.data.get("loss") == _KL_DIV.name else _NLL
-    return place_finding(
+    return group.finding(
         RULE,
-        view,
-        group,
         title=f"{loss.name} is given probabilities without their logarithm: {loss.harm}{fact.line}",
         message=f"{fact.op_words} belongs to {loss.name}. That loss reads log-probabilities, which are 0 at most, and "
         f"is given {_made_words(fact)}. {loss.explained}{group.elsewhere_words}",
@@ -243,14 +237,13 @@ RULE = Rule(
     triage=Triage.BACKWARD,
     page=PAGE,
     options=(
-        RuleOption("lost", 0.75, "fraction", "Least share of the arriving gradient's magnitude that ends there.",
-                   "Chosen empirically: most of it.", maximum=1.0),
-        RuleOption("channels", 0.5, "fraction", "Least share of channels through which no gradient passes.",
-                   "Half of a layer.", maximum=1.0),
-        RuleOption("all_channels", 0.9, "fraction", "The same on the last scanned step, if it began later.",
-                   "Nearly all of a layer.", maximum=1.0),
-        RuleOption("open", 1.0 / 32, "fraction", "Most of an even softmax's gradient that its median row passes.",
-                   "Chosen empirically: scores with a standard deviation of 8 pass a tenth.", maximum=1.0),
+        fraction("lost", 0.75, "Least share of the arriving gradient's magnitude that ends there.",
+                 "Chosen empirically: most of it."),
+        fraction("channels", 0.5, "Least share of channels through which no gradient passes.", "Half of a layer."),
+        fraction("all_channels", 0.9, "The same on the last scanned step, if it began later.",
+                 "Nearly all of a layer."),
+        fraction("open", 1.0 / 32, "Most of an even softmax's gradient that its median row passes.",
+                 "Chosen empirically: scores with a standard deviation of 8 pass a tenth."),
     ),
     sampled_steps=False,
     explains=when(stops_gradient, "PD203", "PD204"),

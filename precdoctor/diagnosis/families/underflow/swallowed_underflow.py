@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from precdoctor.diagnosis.analyses.scan_effects import EFFECT, effect_words, wrong_results, wrong_share
-from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, place_finding, short_name
+from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, short_name
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
@@ -47,30 +47,25 @@ shows it, or if the scan could not follow it to the result that it feeds.
 def check(view: RunView, options: Options) -> Checked:
     """One finding per line of code with such an underflow, from the deep scans."""
     return check_facts(
-        view, ("underflow",), wrong_results(options), lambda g: _finding(view, g, options),
+        view, ("underflow",), wrong_results(options), lambda g: _finding(g, options),
         seen="no underflow changed a result", flushes=lambda _: True,
     )  # fmt: skip
 
 
-def _finding(view: RunView, group: Group, options: Options) -> Finding:
+def _finding(group: Group, options: Options) -> Finding:
     fact = group.worst
     wrong, of, affected = fact.count("wrong"), fact.count("of"), fact.count("affected")
     op, there = fact.where("shown_by")
     share = percent(wrong_share(fact))
-    message = (
-        f"At step {fact.step}, {fact.op}{fact.line} {fact.place_words} flushed {affected:,} elements to zero "
-        f"({fact.dtype}) that reach {fact.number('exact_amax'):.4g} in FP64. {wrong:,} of {of:,} elements "
-        f"({share}, limit {percent(options['wrong_share'])}) of the result of {short_name(op)}{there} are therefore "
-        f"off by more than half: {fact.number('seen'):.4g} where FP64 gives {fact.number('exact'):.4g}, for instance."
-        f"{effect_words(fact, options['effect'])}{group.elsewhere_words}"
-    )
-    return place_finding(
+    return group.finding(
         RULE,
-        view,
-        group,
         title=f"{fact.short} flushes to zero {fact.place_words}, and {share} of the result of {short_name(op)} is "
         f"wrong{fact.line}",
-        message=message,
+        message=f"At step {fact.step}, {fact.op}{fact.line} {fact.place_words} flushed {affected:,} elements to zero "
+        f"({fact.dtype}) that reach {fact.number('exact_amax'):.4g} in FP64. {wrong:,} of {of:,} elements ({share}, "
+        f"limit {percent(options['wrong_share'])}) of the result of {short_name(op)}{there} are therefore off by more "
+        f"than half: {fact.number('seen'):.4g} where FP64 gives {fact.number('exact'):.4g}, for "
+        f"instance.{effect_words(fact, options['effect'])}{group.elsewhere_words}",
         certain=group.certainty(0.95, "the scan recorded the op and computed the exact values in FP64"),
         limits={n: options[n] for n in ("wrong_share", "effect")},
         prescription=_prescription(fact, affected, wrong),
@@ -104,10 +99,8 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption("wrong_share", 0.01, "fraction",
-                   "Maximum share of a result's elements that are finite and off by more than half.",
-                   "Chosen empirically: ten times as many as for an overflow, because small numbers add less.",
-                   maximum=1.0),
+        fraction("wrong_share", 0.01, "Maximum share of a result's elements that are finite and off by more than half.",
+                 "Chosen empirically: ten times as many as for an overflow, because small numbers add less."),
         EFFECT,
     ),
     sampled_steps=False,

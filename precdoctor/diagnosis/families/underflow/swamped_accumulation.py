@@ -11,7 +11,7 @@ from precdoctor.diagnosis.advice.wide_weights import wide_weights, widened_bytes
 from precdoctor.diagnosis.analyses.histories import watched_steps
 from precdoctor.diagnosis.analyses.parameters import HALF
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import memory, plural
 from precdoctor.diagnosis.survey.frames import at, groups, keys, step_values, worst_rows
 from precdoctor.diagnosis.survey.measures import format_values
@@ -77,8 +77,7 @@ def check(view: RunView, options: Options) -> Checked:
     if not guilty:
         stalls = min(s.stalls for s in sums)
         return Checked((), f"{seen}, a sum of like terms stalls at {stalls:,}")
-    finding = _finding(view, guilty, options)
-    return Checked([finding], f"{len(guilty):,} of {seen} reach its limit")
+    return Checked([_finding(view, guilty, options)], f"{len(guilty):,} of {seen} reach its limit")
 
 
 def _sums(view: RunView, counts: dict[tuple[Process, int], int]) -> list[_Sum]:
@@ -145,10 +144,8 @@ RULE = Rule(
     triage=Triage.BACKWARD,
     page=PAGE,
     options=(
-        RuleOption("share", 0.25, "fraction",
-                   "Share of the number of terms at which the sum stalls; at 1 the finding is a warning.",
-                   "A quarter leaves the last term two bits. At 256 and 2048, 2^(m+1), half an ulp is one term.",
-                   0.01, 1.0),
+        fraction("share", 0.25, "Share of the number of terms at which the sum stalls; at 1 the finding is a warning.",
+                 "A quarter leaves the last term two bits. At 256 and 2048, 2^(m+1), half an ulp is one term.", 0.01),
     ),
     check=check,
     newer_half=True,

@@ -14,7 +14,7 @@ from precdoctor.diagnosis.analyses.healthy_steps import is_well
 from precdoctor.diagnosis.analyses.histories import by_optimizer, watched_steps
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.relations import anywhere, modules_listed, when
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.underflow.vanishing_gradients_recurrent import (
     decay,
@@ -306,16 +306,13 @@ def _roots_by_optimizer(view: RunView, kind: str) -> Mapping[str, set[str]]:
 def _starved_finding(player: _Player, options: Options) -> Finding:
     before, after = player.norms
     step = player.steps[-1].step
-    message = (
-        f"{player.root} learns through {player.through}, which another optimizer trains. From the oldest quarter of "
-        f"its {plural(len(player.steps), 'step')} to the newest the norm of its gradient fell from {before:.3g} to "
-        f"{after:.3g}, {player.fallen:.3g} times (limit {options['starved']:g}). Meanwhile its own loss rose from "
-        f"{player.losses[0]:.3g} to {player.losses[1]:.3g}, so the loss has saturated."
-    )
     return RULE.finding(
         confidence=0.7,
         title=f"the gradient of {player.root} vanishes, {player.fallen:.2g} times smaller, while its loss rises",
-        message=message,
+        message=f"{player.root} learns through {player.through}, which another optimizer trains. From the oldest "
+        f"quarter of its {plural(len(player.steps), 'step')} to the newest the norm of its gradient fell from "
+        f"{before:.3g} to {after:.3g}, {player.fallen:.3g} times (limit {options['starved']:g}). Meanwhile its own "
+        f"loss rose from {player.losses[0]:.3g} to {player.losses[1]:.3g}, so the loss has saturated.",
         location=tensor_location((player.root, ""), "", "grad_output", Phase.BACKWARD, player.process, step),
         evidence={
             "gradient_norm": {"from": before, "to": after},
@@ -360,11 +357,11 @@ RULE = Rule(
         RuleOption("call_decay", 24.0, "binades", "Minimum fall of the gradient's norm from last to first call.",
                    "FP32 has 24 significant bits: added to the last call's share, the first one's is lost."),
         RuleOption("min_calls", 8.0, "calls", "Minimum number of calls of a module in a step.", "As in PD604.", 4.0),
-        RuleOption("learnt", 0.1, "fraction", "Fall of the loss that makes lost calls or half of `decay` harmless.",
-                   "Chosen empirically: in healthy recurrent runs of 60 steps it falls by at least half.", maximum=1.0),
+        fraction("learnt", 0.1, "Fall of the loss that makes lost calls or half of `decay` harmless.",
+                 "Chosen empirically: in healthy recurrent runs of 60 steps it falls by at least half."),
         RuleOption("min_layers", 4.0, "layers", "Minimum length of a chain.", "A trend needs a few points.", 3.0),
-        RuleOption("consistent_share", 0.75, "fraction", "Minimum share of the steps from layer to layer that go down.",
-                   "Chosen empirically: one weak layer is not a decay with depth.", maximum=1.0),
+        fraction("consistent_share", 0.75, "Minimum share of the steps from layer to layer that go down.",
+                 "Chosen empirically: one weak layer is not a decay with depth."),
     ),
     explains={**when(anywhere, "PD203"), **when(starved_weights, "PD503")},
     check=check,

@@ -10,6 +10,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.survey.rows import grouped
 from precdoctor.diagnosis.survey.view import RunView
 
 
@@ -39,11 +40,8 @@ def find_forgetting(view: RunView, least: int) -> Chain | None:
 
 def learnt_share(view: RunView) -> float | None:
     """Share by which the mean loss over ranks fell from the oldest to the newest quarter; None below four losses."""
-    by_step: dict[int, list[float]] = {}
-    for steps in view.timeline.values():
-        for s in steps:
-            if s.loss is not None and math.isfinite(s.loss):
-                by_step.setdefault(s.step, []).append(s.loss)
+    every = ((s.step, s.loss) for steps in view.timeline.values() for s in steps)
+    by_step = grouped((step, loss) for step, loss in every if loss is not None and math.isfinite(loss))
     losses = [sum(ranks) / len(ranks) for _, ranks in sorted(by_step.items())]
     quarter = len(losses) // 4
     if not quarter:
@@ -64,19 +62,16 @@ def forgetting_finding(rule: Rule, view: RunView, chain: Chain, fallen: float, l
     gradients = [r for r in view.any_rows(step) if r.kind == "grad_output" and (r.root, r.module) == place]
     row = next((r for r in gradients if r.call == first.index), None)
     per_call = slope(link_norms(chain)[:-1] if later else link_norms(chain))
-    message = (
-        f"A step calls `{first.module}` ({chain.module_class}) {calls} times. The gradient of its output falls "
-        f"from {last.norm:.3g} at call {last.index}{later} to {first.norm:.3g} at call {first.index} (L2, median of "
-        f"{plural(chain.steps, 'step')}). That is a fall by 2^{lost:.1f} (limit 2^{limits[0]:g}), a factor of "
-        f"{2.0**per_call:.3g} per call. FP32 rounds away the first calls' share of the weights' gradient. From the "
-        f"oldest quarter of the run to the newest the loss has fallen by {percent(max(0.0, fallen))} (limit "
-        f"{percent(limits[1])}). The cell does not learn from its first calls."
-    )
     return rule.finding(
         confidence=0.75,
         title=f"gradients vanish along {calls} calls of `{first.module}`: {first.norm / last.norm:.2g} reaches "
         "the first",
-        message=message,
+        message=f"A step calls `{first.module}` ({chain.module_class}) {calls} times. The gradient of its output falls "
+        f"from {last.norm:.3g} at call {last.index}{later} to {first.norm:.3g} at call {first.index} (L2, median of "
+        f"{plural(chain.steps, 'step')}). That is a fall by 2^{lost:.1f} (limit 2^{limits[0]:g}), a factor of "
+        f"{2.0**per_call:.3g} per call. FP32 rounds away the first calls' share of the weights' gradient. From the "
+        f"oldest quarter of the run to the newest the loss has fallen by {percent(max(0.0, fallen))} (limit "
+        f"{percent(limits[1])}). The cell does not learn from its first calls.",
         location=Location(chain.root, first.module, chain.module_class, "grad_output", Phase.BACKWARD, 0, step),
         evidence={
             "decay_binades": lost,

@@ -239,21 +239,18 @@ def _grid_finding(view: RunView, guilty: Mapping[Key, _GriddedSeries], options: 
     process, step = worst.worst
     rows = view.rows(process, step)
     row = next(r for r in rows if r.key == key)
-    message = (
-        f"Every element of the gradient of `{row.parameter}` is a multiple of {worst.grid:.3g}, "
-        f"2^{math.frexp(worst.grid)[1] - 1}, on {plural(worst.steps, 'step')}, and "
-        f"{percent(row.zero / row.numel)} are zero. FP32 resolves down to 1e-45, and the gradient of the module's "
-        f"output reaches down to {_finer(view, key, worst) or 0.0:.3g}. So the gradient was rounded on its way: to "
-        f"FP16 by a hook, or in a compressed reduction. The rounding set at least {percent(worst.share)} of it to zero "
-        f"(median, limit {percent(options['flushed_share'])}), {percent(worst.lost_share)} of its magnitude (limit "
-        f"{percent(options['lost_magnitude'])}). {plural(len(guilty), 'gradient')} above the limits."
-    )
     return RULE.finding(
         severity=Severity.ERROR if worst.share >= options["error_share"] else Severity.WARNING,
         confidence=0.85,
         title=f"at least {percent(worst.share)} of the gradient of `{row.parameter}` is rounded to zero: it arrives in "
         f"steps of {worst.grid:.3g}",
-        message=message,
+        message=f"Every element of the gradient of `{row.parameter}` is a multiple of {worst.grid:.3g}, "
+        f"2^{math.frexp(worst.grid)[1] - 1}, on {plural(worst.steps, 'step')}, and {percent(row.zero / row.numel)} are "
+        "zero. FP32 resolves down to 1e-45, and the gradient of the module's output reaches down to "
+        f"{_finer(view, key, worst) or 0.0:.3g}. So the gradient was rounded on its way: to FP16 by a hook, or in a "
+        f"compressed reduction. The rounding set at least {percent(worst.share)} of it to zero (median, limit "
+        f"{percent(options['flushed_share'])}), {percent(worst.lost_share)} of its magnitude (limit "
+        f"{percent(options['lost_magnitude'])}). {plural(len(guilty), 'gradient')} above the limits.",
         location=location(row, Phase.BACKWARD, process, step),
         evidence={
             "flushed_share": worst.share,

@@ -20,7 +20,7 @@ from precdoctor.diagnosis.analyses.parameters import (
 )
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import when
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.snippets import group_option
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.frames import at, groups, histograms, keys, lasts, parameters, rows_of
@@ -240,17 +240,14 @@ def _finding(
     factor = rms / (rms + eps)
     root = roots.get(parameter_in(key))
     measured = f", the RMS of sqrt(v), as recorded, {root.rms:.2g}" if root is not None else ""
-    message = (
-        f"{percent(gradient.share)} of the non-zero elements of the gradient of `{parameter}` are at most "
-        f"1/{options['damping']:g} of Adam's eps, {eps:g}, in the median of {plural(gradient.shares.size, 'step')} "
-        f"(limit {percent(options['below_share'])}); at step {step} its RMS is {rms:.2g}{measured}. Where sqrt(v) "
-        f"is that size, a step is {percent(factor)} of the intended one. "
-        f"{plural(len(guilty), 'weight')} of {total:,} affected."
-    )
     return RULE.finding(
         confidence=0.95 if root is not None else 0.85 if gradient.shares.size >= 8 else 0.7,
         title=f"Adam's eps {eps:g} swallows the gradient of `{parameter}` (RMS {rms:.1g})",
-        message=message,
+        message=f"{percent(gradient.share)} of the non-zero elements of the gradient of `{parameter}` are at most "
+        f"1/{options['damping']:g} of Adam's eps, {eps:g}, in the median of {plural(gradient.shares.size, 'step')} "
+        f"(limit {percent(options['below_share'])}); at step {step} its RMS is {rms:.2g}{measured}. Where sqrt(v) is "
+        f"that size, a step is {percent(factor)} of the intended one. {plural(len(guilty), 'weight')} of {total:,} "
+        "affected.",
         location=location(row, Phase.OPTIMIZER, process, step),
         evidence={
             "below_eps_share": gradient.share,
@@ -303,9 +300,9 @@ RULE = Rule(
     triage=Triage.OPTIMIZER,
     page=PAGE,
     options=(
-        RuleOption("below_share", 0.5, "fraction",
-                   "Least share of non-zero gradient elements below eps / damping, in the median and at the start.",
-                   "Half: the typical element.", maximum=1.0),
+        fraction("below_share", 0.5,
+                 "Least share of non-zero gradient elements below eps / damping, in the median and at the start.",
+                 "Half: the typical element."),
         RuleOption("damping", 8.0, "times",
                    "How far below eps an element counts: its step is 1 / (damping + 1) of the learning rate.",
                    "Chosen empirically: a ninth of a step is worth a change, a half is not; PPO runs well at eps 1e-5.",

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from precdoctor.diagnosis.analyses.parameters import parameter_label
-from precdoctor.diagnosis.analyses.scans import Group, check_facts, evidence_of, facts, stands
+from precdoctor.diagnosis.analyses.scans import Group, check_facts, facts
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
@@ -115,8 +115,7 @@ def check(view: RunView, options: Options) -> Checked:
                 continue
             finding = _finding(starved, own.size, _optimizer_of(view, starved), options)
             return Checked([finding], f"{plural(len(starved), 'step')} without a gradient for the optimizer")
-    held = untrained(view, rows, gradients, options["min_steps"])
-    if held is not None:
+    if (held := untrained(view, rows, gradients, options["min_steps"])) is not None:
         return Checked([_held_finding(held, options)], f"{plural(len(held.weights), 'weight')} without an update")
     for process in view.processes:
         replaced = replaced_weights(view, process)
@@ -127,7 +126,7 @@ def check(view: RunView, options: Options) -> Checked:
         if unfrozen and (found := unfrozen_finding(RULE, process, unfrozen, gradients, options)) is not None:
             return Checked([found], f"{plural(len(unfrozen), 'weight')} unfrozen, in no optimizer")
     dropped = check_facts(view, ("dropped",), lambda _: 1.0, lambda g: _dropped_finding(view, g), seen="",
-                          keep=lambda g: stands(view, g))  # fmt: skip
+                          keep=lambda g: g.stands)  # fmt: skip
     if dropped.findings:
         return Checked(dropped.findings, f"{plural(len(facts(view, 'dropped')), 'scan')} saw gradients dropped")
     if steps.empty:
@@ -159,8 +158,7 @@ def _rows(view: RunView) -> pd.DataFrame:
     rows = view.measured((), _KINDS, columns=_COLUMNS)
     number, held, zeros = (step_values(rows, {key: value[i] for key, value in usable.items()}) for i in range(3))
     rows = rows.assign(optimizer=number, held=held, zeros=zeros == 1.0, alive=rows["zero"] < rows["numel"])
-    stepped: pd.DataFrame = rows[rows["held"].notna()]
-    return stepped
+    return rows[rows["held"].notna()]
 
 
 def _steps(rows: pd.DataFrame, made: pd.DataFrame) -> pd.DataFrame:
@@ -172,8 +170,7 @@ def _steps(rows: pd.DataFrame, made: pd.DataFrame) -> pd.DataFrame:
     given = rows[rows["alive"] & rows["kind"].isin(["weight_grad_step", "update"]) & ~rows["zeros"]]
     ids, fed = groups(made, AT), on_steps(made, set(at(given.iloc[firsts(groups(given, AT))])))
     emptied = on_steps(made, _emptied_steps(rows, made))
-    steps: pd.DataFrame = made.assign(weights=np.bincount(ids)[ids], fed=fed, emptied=emptied).iloc[firsts(ids)]
-    return steps
+    return made.assign(weights=np.bincount(ids)[ids], fed=fed, emptied=emptied).iloc[firsts(ids)]
 
 
 def _emptied_steps(rows: pd.DataFrame, made: pd.DataFrame) -> set[tuple[Process, int]]:
@@ -190,8 +187,7 @@ def _emptied_steps(rows: pd.DataFrame, made: pd.DataFrame) -> set[tuple[Process,
 def _weights_with_gradients(rows: pd.DataFrame) -> pd.DataFrame:
     """Return one row per step and weight whose gradient, after backward, is finite and not all zeros."""
     made = rows[rows["alive"] & (rows["kind"] == "weight_grad") & finite(rows)]
-    once: pd.DataFrame = made.iloc[firsts(groups(made, (*AT, *PARAMETER)))]
-    return once
+    return made.iloc[firsts(groups(made, (*AT, *PARAMETER)))]
 
 
 def _not_given(rows: pd.DataFrame, made: pd.DataFrame) -> pd.DataFrame:
@@ -199,8 +195,7 @@ def _not_given(rows: pd.DataFrame, made: pd.DataFrame) -> pd.DataFrame:
     key = [*AT, *PARAMETER]
     given = rows.loc[rows["kind"] == "weight_grad_step", key].drop_duplicates()
     found = made[key].merge(given, on=key, how="left", indicator="given")
-    left: pd.DataFrame = made[(found["given"] == "left_only").to_numpy()]
-    return left
+    return made[(found["given"] == "left_only").to_numpy()]
 
 
 def _weights_unchanged(rows: pd.DataFrame, steps: pd.DataFrame) -> bool:
@@ -234,12 +229,10 @@ def _finding(starved: pd.DataFrame, of: int, only: str, options: Options) -> Fin
         confidence=0.95,
         title=f"{f'`{only}` trains nothing' if only else 'nothing is trained'}: the optimizer is given no gradient, "
         "although the backward pass makes them",
-        message=(
-            f"On {len(starved):,} of {plural(of, 'sampled step')}{whose} ({percent(share)}, limit "
-            f"{percent(options['share'])}) the backward pass left non-zero gradients in {plural(weights, 'weight')}. "
-            f"At `step` {gone}. Most likely `zero_grad()` runs between `backward()` and `step()`, or `step()` before "
-            "`backward()`."
-        ),
+        message=f"On {len(starved):,} of {plural(of, 'sampled step')}{whose} ({percent(share)}, limit "
+        f"{percent(options['share'])}) the backward pass left non-zero gradients in {plural(weights, 'weight')}. At "
+        f"`step` {gone}. Most likely `zero_grad()` runs between `backward()` and `step()`, or `step()` before "
+        "`backward()`.",
         location=location(None, Phase.OPTIMIZER, at(starved)[0][0], steps[0]),
         evidence={
             "starved_share": share,
@@ -283,11 +276,9 @@ def _held_finding(held: Untrained, options: Options) -> Finding:
         confidence=0.95 if held.made else 0.9 if held.blocked else 0.8,
         title=f"`{held.optimizer}` never moves {plural(count, 'weight')} of "
         f"`{held.module[1] or held.module[0]}`{' and others' if held.others else ''}: it is given no gradient of them",
-        message=(
-            f"`{held.optimizer}` holds {named(labels)}, and made {plural(held.steps, 'step')} (limit "
-            f"{options['min_steps']:g}) at a learning rate above 0. {happens}; on the sampled steps other weights got "
-            f"theirs. {likely} {cause}."
-        ),
+        message=f"`{held.optimizer}` holds {named(labels)}, and made {plural(held.steps, 'step')} (limit "
+        f"{options['min_steps']:g}) at a learning rate above 0. {happens}; on the sampled steps other weights got "
+        f"theirs. {likely} {cause}.",
         location=tensor_location(held.module, "", "weight_grad", Phase.OPTIMIZER, held.process, held.first),
         evidence={
             "weights": labels[:16],
@@ -315,13 +306,11 @@ def _dropped_finding(view: RunView, group: Group) -> Finding:
         severity=Severity.WARNING,
         confidence=0.9,
         title=f"gradients do not accumulate: the optimizer gets one of {plural(most, 'micro-step')}",
-        message=(
-            f"{plural(most, 'backward pass')} precede a step. When the second one begins, the "
-            f"gradients of the first one in {plural(fact.count('weights'), 'examined weight')} are zero or gone, and "
-            f"nothing has read them.{group.elsewhere_words}"
-        ),
+        message=f"{plural(most, 'backward pass')} precede a step. When the second one begins, the gradients of the "
+        f"first one in {plural(fact.count('weights'), 'examined weight')} are zero or gone, and nothing has read "
+        f"them.{group.elsewhere_words}",
         location=replace(location(None, Phase.OPTIMIZER, fact.process, group.steps[0]), source=fact.source),
-        evidence=evidence_of(group, {}, reason) | {"micro_steps": most},
+        evidence=group.evidence({}, reason) | {"micro_steps": most},
         prescription=Prescription(
             title=f"zero the gradients once per step, in front of the loop: micro-steps that count 1 -> {most}",
             change={"order": {"from": "zero_grad in each micro-step", "to": "zero_grad once per step"}},

@@ -18,7 +18,7 @@ import pandas as pd
 from precdoctor.diagnosis.analyses.parameters import recorded_parameters
 from precdoctor.diagnosis.claims.finding import Finding
 from precdoctor.diagnosis.survey.frames import AT, firsts, groups, parameters
-from precdoctor.diagnosis.survey.rows import Parameter, text
+from precdoctor.diagnosis.survey.rows import Parameter, grouped, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
@@ -106,15 +106,12 @@ def _starved(rows: pd.DataFrame, min_steps: float) -> set[Parameter]:
     """Return the weights that are given no gradient: zeros only, or none, and the same bits on ``min_steps`` steps."""
     given = rows[rows["kind"] == "weight_grad_step"]
     fed = set(parameters(given[given["alive"]]))
-    bits: dict[Parameter, set[object]] = {}
-    seen: dict[Parameter, set[int]] = {}
     zeros = set(parameters(given)) - fed
     weights = rows[(rows["kind"] == "weight") & rows["fingerprint"].notna()]
-    for place, step, fingerprint in zip(parameters(weights), weights["step"], weights["fingerprint"], strict=True):
-        bits.setdefault(place, set()).add(fingerprint)
-        seen.setdefault(place, set()).add(int(step))
-    still = {p for p, found in bits.items() if len(found) == 1 or p in zeros}
-    return {p for p in still - fed if len(seen[p]) >= min_steps}
+    bits = grouped(zip(parameters(weights), weights["fingerprint"], strict=True))
+    steps = grouped(zip(parameters(weights), weights["step"], strict=True))
+    still = {p for p, found in bits.items() if len(set(found)) == 1 or p in zeros}
+    return {p for p in still - fed if len(set(steps[p])) >= min_steps}
 
 
 def _silent(view: RunView, process: Process, weights: set[Parameter], min_steps: float) -> dict[Parameter, bool]:
@@ -126,17 +123,14 @@ def _silent(view: RunView, process: Process, weights: set[Parameter], min_steps:
         return {}
     rows = view.measured((), ("output",), columns=("phase",))
     rows = rows[(rows["rank"] == process.rank) & (rows["attempt"] == process.attempt)]
-    steps: dict[tuple[str, str], set[int]] = {}
-    phases: dict[tuple[str, str], set[str]] = {}
-    for root, module, step, phase in zip(rows["root"], rows["module"], rows["step"], rows["phase"], strict=True):
-        steps.setdefault((root, module), set()).add(int(step))
-        phases.setdefault((root, module), set()).add(text(phase))
-    called = {module for module, seen in steps.items() if len(seen) >= min_steps}
+    modules = list(zip(rows["root"], rows["module"], strict=True))
+    steps, phases = (grouped(zip(modules, rows[name], strict=True)) for name in ("step", "phase"))
+    called = {module for module, seen in steps.items() if len(set(seen)) >= min_steps}
     found = {}
     for place in weights:
         module = next((m for m in (place[:2], *_around(place)[-2:-1]) if m in called), None)
         if module is not None:
-            found[place] = phases[module] == {"no_grad"}
+            found[place] = set(phases[module]) == {"no_grad"}
     return found
 
 
@@ -178,11 +172,9 @@ def _meant(
         weights = tuple(places if silent.keys() >= set(places) else (p for p in places if p not in silent))
         yield weights, f"`{name}` trains nothing else"
         return
-    grouped = _with_own_rate(own, steps, silent)
-    if grouped:
-        yield grouped, f"they have parameter groups of `{name}` to themselves, at a learning rate of their own"
-    chosen = _chosen(own, held, silent)
-    if chosen:
+    if alone := _with_own_rate(own, steps, silent):
+        yield alone, f"they have parameter groups of `{name}` to themselves, at a learning rate of their own"
+    if chosen := _chosen(own, held, silent):
         yield chosen, f"most weights around them were frozen, and `{name}` was given these"
 
 
@@ -209,10 +201,7 @@ def _with_own_rate(
 
     Groups at the same rate may differ in weight decay only, and there may be one for each weight.
     """
-    members: dict[int, list[Parameter]] = {}
-    for h in own:
-        if h.group is not None:
-            members.setdefault(h.group[1], []).append(h.place)
+    members = grouped((h.group[1], h.place) for h in own if h.group is not None)
     rates = {n: tuple(s.lrs[n] for s in steps if n < len(s.lrs)) for n in members}
     quiet = {n for n, places in members.items() if silent.keys() >= set(places)}
     others = {rates[n] for n in members.keys() - quiet}
@@ -227,10 +216,7 @@ def _chosen(own: Sequence[_Held], held: Sequence[_Held], silent: Mapping[Paramet
     make (a pooler on top).
     """
     mine = {h.place for h in own}
-    inside: dict[tuple[str, str], list[_Held]] = {}
-    for h in held:
-        for module in _around(h.place):
-            inside.setdefault(module, []).append(h)
+    inside = grouped((module, h) for h in held for module in _around(h.place))
     for _, members in sorted(inside.items(), key=lambda item: item[0][1].count(".")):
         trainable = [h for h in members if h.trainable]
         frozen = sum(h.numel for h in members if not h.trainable)

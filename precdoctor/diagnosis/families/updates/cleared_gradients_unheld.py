@@ -20,7 +20,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Se
 from precdoctor.diagnosis.claims.rule import Options, Rule
 from precdoctor.diagnosis.claims.words import named, plural
 from precdoctor.diagnosis.survey.frames import firsts, groups, parameters
-from precdoctor.diagnosis.survey.rows import Parameter, tensor_location, text
+from precdoctor.diagnosis.survey.rows import Parameter, grouped, tensor_location, text
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 
 _SNIPPET = """model = build()  # replace layers, load, convert and wrap first
@@ -36,10 +36,11 @@ def replaced_weights(view: RunView, process: Process) -> tuple[str, frozenset[Pa
     differs from that of a counterpart in one dimension (a head for another number of classes). No weights are returned
     if the process has none such, or the log is too old to tell.
     """
-    free: dict[_Shape, list[Parameter]] = {}
-    for place, p in recorded_parameters(view, process):
-        if p.get("requires_grad") and p.get("group") is None and p.get("shape") is not None:
-            free.setdefault(tuple(p["shape"]), []).append(place)
+    free: dict[_Shape, list[Parameter]] = grouped(
+        (tuple(p["shape"]), place)
+        for place, p in recorded_parameters(view, process)
+        if p.get("requires_grad") and p.get("group") is None and p.get("shape") is not None
+    )
     optimizers = view.facts(process).get("optimizers") or ()
     unused = {
         text(o.get("name")): Counter(shape for g in o.get("groups") or () for shape in _unused_shapes(g))
@@ -50,8 +51,7 @@ def replaced_weights(view: RunView, process: Process) -> tuple[str, frozenset[Pa
         if found:
             return name, found, True
     for name, shapes in unused.items():
-        resized = _resized(free, list(shapes.elements()))
-        if resized:
+        if resized := _resized(free, list(shapes.elements())):
             return name, resized, False
     return "", frozenset(), False
 
@@ -74,16 +74,12 @@ def _resized(free: Mapping[_Shape, Sequence[Parameter]], unused: list[_Shape]) -
 
     Each unused parameter is the counterpart of one weight, and one weight of a module at least is no vector.
     """
-    modules: dict[tuple[str, str], list[tuple[_Shape, Parameter]]] = {}
-    for shape, places in free.items():
-        for place in places:
-            modules.setdefault(place[:2], []).append((shape, place))
+    modules = grouped((place[:2], (shape, place)) for shape, places in free.items() for place in places)
     found: set[Parameter] = set()
     for weights in modules.values():
         left, matched = list(unused), 0
         for shape, _ in weights:
-            counterpart = next((u for u in left if _alike(shape, u)), None)
-            if counterpart is not None:
+            if (counterpart := next((u for u in left if _alike(shape, u)), None)) is not None:
                 left.remove(counterpart)
                 matched += 1
         if matched == len(weights) and any(len(shape) > 1 for shape, _ in weights):
@@ -130,12 +126,10 @@ def replaced_finding(
         confidence=0.95 if same else 0.9,
         title=f"no optimizer holds {plural(count, 'weight')} of `{module or root}`, and `{optimizer}` holds "
         f"as many that no model has, {shapes}",
-        message=(
-            f"{named(labels)} got non-zero gradients on {plural(len(steps), 'sampled step')} (limit "
-            f"{options['min_steps']:g}), and no optimizer holds them. `{optimizer}` holds {count:,} "
-            f"others {shapes}; they belong to no model and had no gradient at its first step. Most likely the "
-            "parameters were replaced after the optimizer was made; those in the model stay as they are."
-        ),
+        message=f"{named(labels)} got non-zero gradients on {plural(len(steps), 'sampled step')} (limit "
+        f"{options['min_steps']:g}), and no optimizer holds them. `{optimizer}` holds {count:,} others {shapes}; they "
+        "belong to no model and had no gradient at its first step. Most likely the parameters were replaced after the "
+        "optimizer was made; those in the model stay as they are.",
         location=tensor_location((root, module), "", "weight_grad", Phase.OPTIMIZER, process, steps[0]),
         evidence={
             "weights": labels[:16],
@@ -166,12 +160,10 @@ def unfrozen_finding(
         severity=Severity.WARNING,
         confidence=0.9,
         title=f"no optimizer holds {plural(count, 'weight')} of `{module or root}`, unfrozen by step {steps[0]:,}",
-        message=(
-            f"{named(labels)} required no gradient at first. From step {steps[0]:,} on they got non-zero gradients on "
-            f"{plural(len(steps), 'sampled step')} (limit {options['min_steps']:g}), and no optimizer was given them: "
-            "unless the script moves these weights itself, they stay as they were. Most likely the optimizer was made "
-            "of the weights that were not frozen then."
-        ),
+        message=f"{named(labels)} required no gradient at first. From step {steps[0]:,} on they got non-zero gradients "
+        f"on {plural(len(steps), 'sampled step')} (limit {options['min_steps']:g}), and no optimizer was given them: "
+        "unless the script moves these weights itself, they stay as they were. Most likely the optimizer was made of "
+        "the weights that were not frozen then.",
         location=tensor_location((root, module), "", "weight_grad", Phase.OPTIMIZER, process, steps[0]),
         evidence={
             "weights": labels[:16],

@@ -8,7 +8,7 @@ from statistics import median
 
 from precdoctor.diagnosis.analyses.histories import by_optimizer
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
@@ -75,11 +75,9 @@ def _finding(
         confidence=0.9,
         title=f"the learning rate has decayed to {last:.3g}: the last {len(idle):,} of {len(known):,} steps of "
         f"{optimizer} hardly move the weights",
-        message=(
-            f"From step {first.step:,} on the learning rate of {optimizer} is at most {max(left):.3g}; its largest is "
-            f"{peak:.3g}. The rates of these {percent(share)} of the steps (limit {percent(options['share'])}) are "
-            f"together {part:.2g} of the sum of all (limit {options['negligible']:.2g})."
-        ),
+        message=f"From step {first.step:,} on the learning rate of {optimizer} is at most {max(left):.3g}; its largest "
+        f"is {peak:.3g}. The rates of these {percent(share)} of the steps (limit {percent(options['share'])}) are "
+        f"together {part:.2g} of the sum of all (limit {options['negligible']:.2g}).",
         location=Location(phase=Phase.OPTIMIZER, rank=process.rank, step=first.step),
         evidence={
             "idle_steps": len(idle),
@@ -131,12 +129,11 @@ RULE = Rule(
     triage=Triage.OPTIMIZER,
     page=PAGE,
     options=(
-        RuleOption("negligible", 2.0**-11, "fraction", "Largest part of the sum of all rates that counts as none.",
-                   "The last half has as much if an exponential schedule ends at 2^-22; of a cosine it has 0.18.",
-                   maximum=1.0),
+        fraction("negligible", 2.0**-11, "Largest part of the sum of all rates that counts as none.",
+                 "The last half has as much if an exponential schedule ends at 2^-22; of a cosine it has 0.18."),
         RuleOption("min_steps", 16.0, "steps", "Minimum number of steps at such a rate.", minimum=1.0),
-        RuleOption("share", 0.5, "fraction", "Minimum share of the optimizer's steps.",
-                   "Chosen empirically: half of the run; schedules may end with a long tail.", maximum=1.0),
+        fraction("share", 0.5, "Minimum share of the optimizer's steps.",
+                 "Chosen empirically: half of the run; schedules may end with a long tail."),
     ),
     check=check,
     sampled_steps=False,

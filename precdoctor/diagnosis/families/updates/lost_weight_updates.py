@@ -10,7 +10,7 @@ from precdoctor.diagnosis.advice.wide_weights import fp32_weights, wide_weights,
 from precdoctor.diagnosis.analyses.parameters import is_bare, recorded_parameters
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import (
     Counts,
@@ -143,8 +143,7 @@ def _narrow(view: RunView, usable: set[tuple[Process, int]], options: Options) -
     if moves is not None and moves.rounding is Rounding.UNBIASED:
         reason = f"{seen}: {percent(share)} leave the weight as it is, but {foreign} rounds without bias"
         return Checked((), f"{reason}: large weights moved {moves.seen:,} times ({moves.expected:,.0f} expected)")
-    finding = _finding(view, narrow, options, moves)
-    return Checked([finding], f"{percent(share)} of {seen} lost")
+    return Checked([_finding(view, narrow, options, moves)], f"{percent(share)} of {seen} lost")
 
 
 def _without_finding(view: RunView, large: int, options: Options) -> Checked:
@@ -302,17 +301,14 @@ RULE = Rule(
     triage=Triage.OPTIMIZER,
     page=PAGE,
     options=(
-        RuleOption("lost_share", 0.25, "fraction", "Least share of lost updates, over all narrow weights together.",
-                   "Chosen empirically: healthy FP32-master runs lose under 1 %, AdamW at 1e-4 on BF16 98 %.",
-                   maximum=1.0),
-        RuleOption("error_share", 0.5, "fraction", "Share of lost updates from which the finding is an error.",
-                   "Half of all updates.", maximum=1.0),
-        RuleOption("stuck_share", 0.9, "fraction",
-                   "A tensor that loses this share stands still; alone it is information.",
-                   "Norm gains of 1.0 in BF16 do at any usual learning rate.", maximum=1.0),
-        RuleOption("lr_share", 0.1, "fraction",
-                   "Steps below this share of the run's largest learning rate are left out.",
-                   "Ends of warm-up and decay schedules, which commonly go to a tenth.", maximum=1.0),
+        fraction("lost_share", 0.25, "Least share of lost updates, over all narrow weights together.",
+                 "Chosen empirically: healthy FP32-master runs lose under 1 %, AdamW at 1e-4 on BF16 98 %."),
+        fraction("error_share", 0.5, "Share of lost updates from which the finding is an error.",
+                 "Half of all updates."),
+        fraction("stuck_share", 0.9, "A tensor that loses this share stands still; alone it is information.",
+                 "Norm gains of 1.0 in BF16 do at any usual learning rate."),
+        fraction("lr_share", 0.1, "Steps below this share of the run's largest learning rate are left out.",
+                 "Ends of warm-up and decay schedules, which commonly go to a tenth."),
         RuleOption("fp32_binades", 24.0, "binades", "Updates this far below the weight are lost in FP32 too.",
                    "FP32 has 24 significant bits.", 1.0),
         RuleOption("large_weight", 1024.0, "value", "FP32 weights are judged above this size.",

@@ -83,12 +83,10 @@ def still_finding(rule: Rule, view: RunView, still: list[Counts], limit: float) 
         severity=Severity.WARNING,
         confidence=0.8,
         title=f"`{worst.name}`{more} stands still: its updates are 2^{binade} of it, too small for FP32",
-        message=(
-            f"{percent(worst.share)} of the intended updates of `{worst.name}`{more} left the FP32 weight unchanged "
-            f"(limit {percent(limit)} in either half of the run), over {plural(worst.steps, 'step')}{rates}{clipped}"
-            f". The median update is 2^{binade} of its weight; half a unit in the last place is 2^-25 to 2^-24. "
-            "Training is usual at 2^-10."
-        ),
+        message=f"{percent(worst.share)} of the intended updates of `{worst.name}`{more} left the FP32 weight "
+        f"unchanged (limit {percent(limit)} in either half of the run), over "
+        f"{plural(worst.steps, 'step')}{rates}{clipped}. The median update is 2^{binade} of its weight; half a unit in "
+        "the last place is 2^-25 to 2^-24. Training is usual at 2^-10.",
         location=tensor_location(worst.key, worst.module_class, "update", Phase.OPTIMIZER, process, step),
         evidence={
             "lost_share": worst.share,
@@ -125,19 +123,16 @@ def large_finding(rule: Rule, view: RunView, stuck: list[tuple[Counts, float]], 
     worst, ulp = max(stuck, key=lambda both: (both[0].share, both[0].lost))
     process, step = worst.last
     more = f" (and {plural(len(stuck) - 1, 'more parameter')})" if len(stuck) > 1 else ""
-    message = (
-        f"{percent(worst.share)} of the intended updates of `{worst.name}`{more} left the FP32 weight unchanged "
-        f"(limit {percent(limit)}), over {plural(worst.steps, 'step')}{worst.rate_words(view)}: its largest "
-        f"elements are {ulp:.3g} apart in FP32, and a step of less than half of that is gone. Lost updates do "
-        "not add up."
-    )
     exact = not is_update_guessed(view)
     return rule.finding(
         severity=Severity.WARNING,
         confidence=0.9 if exact else 0.7,
         title=f"{percent(worst.share)} of the updates of `{worst.name}` are lost in FP32: "
         f"its values are {ulp:.3g} apart",
-        message=message,
+        message=f"{percent(worst.share)} of the intended updates of `{worst.name}`{more} left the FP32 weight "
+        f"unchanged (limit {percent(limit)}), over {plural(worst.steps, 'step')}{worst.rate_words(view)}: its largest "
+        f"elements are {ulp:.3g} apart in FP32, and a step of less than half of that is gone. Lost updates do not add "
+        "up.",
         location=tensor_location(worst.key, worst.module_class, "update", Phase.OPTIMIZER, process, step),
         evidence={
             "lost_share": worst.share,

@@ -71,8 +71,7 @@ class _Pair:
     def undone(self, limit: float) -> Ints:
         """Return steps on which they differ by more than ``limit`` ulps, but not on the recorded steps around each."""
         apart = self.ulps > limit
-        alone: Ints = self.steps[1:-1][apart[1:-1] & ~apart[:-2] & ~apart[2:]]
-        return alone
+        return self.steps[1:-1][apart[1:-1] & ~apart[:-2] & ~apart[2:]]
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -125,16 +124,13 @@ def _finding(apart: Mapping[Parameter, _Pair], total: int, options: Options) -> 
     pair = apart[place]
     last, ulps = int(pair.steps[-1]), float(pair.ulps[-1])
     name = dotted(*place[1:])
-    message = (
-        f"At step {last} `{name}` ({pair.dtype}) and its FP32 master copy differ by {ulps:.3g} ulps of "
-        f"every element or more, as their sums show, and on the last {plural(steps, 'recorded step')} by "
-        f"{pair.least(steps):.3g} or more (limit {options['ulps']:g}). The optimizer changes the master, and the model "
-        f"computes with the other. {plural(len(apart), 'weight')} of {total:,} affected."
-    )
     return RULE.finding(
         confidence=0.95,
         title=f"`{name}` is not its FP32 master copy rounded: {ulps:.2g} ulps apart",
-        message=message,
+        message=f"At step {last} `{name}` ({pair.dtype}) and its FP32 master copy differ by {ulps:.3g} ulps of every "
+        f"element or more, as their sums show, and on the last {plural(steps, 'recorded step')} by "
+        f"{pair.least(steps):.3g} or more (limit {options['ulps']:g}). The optimizer changes the master, and the model "
+        f"computes with the other. {plural(len(apart), 'weight')} of {total:,} affected.",
         location=tensor_location(place, pair.module_class, "master_weight", Phase.OPTIMIZER, pair.process, last),
         evidence={
             "ulps_apart": ulps,
@@ -169,12 +165,10 @@ def _undone_finding(pairs: Mapping[Parameter, _Pair], options: Options) -> Findi
         severity=Severity.WARNING,
         confidence=0.8,
         title=f"what sets `{name}` is undone by its FP32 master copy, on {plural(steps.size, 'step')}",
-        message=(
-            f"On {plural(steps.size, 'recorded step')} (limit {options['min_undone']:g}), step {steps[0]} first, "
-            f"`{name}` ({pair.dtype}) and its FP32 master copy differ, by up to {ulps:.3g} ulps of every element "
-            f"(limit {options['ulps']:g}). On the recorded steps before and after each they are equal: something sets "
-            "the weight alone, and the optimizer's next step writes its master over that."
-        ),
+        message=f"On {plural(steps.size, 'recorded step')} (limit {options['min_undone']:g}), step {steps[0]} first, "
+        f"`{name}` ({pair.dtype}) and its FP32 master copy differ, by up to {ulps:.3g} ulps of every element (limit "
+        f"{options['ulps']:g}). On the recorded steps before and after each they are equal: something sets the weight "
+        "alone, and the optimizer's next step writes its master over that.",
         location=tensor_location(
             place, pair.module_class, "master_weight", Phase.OPTIMIZER, pair.process, int(steps[0])
         ),

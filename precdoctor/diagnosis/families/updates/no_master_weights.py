@@ -10,7 +10,7 @@ import numpy as np
 from precdoctor.diagnosis.advice.wide_weights import fp32_weights, wide_weights, widened_bytes
 from precdoctor.diagnosis.analyses.parameters import stepped_in_half
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import lost_and_intended
 from precdoctor.diagnosis.survey.frames import at, histograms
@@ -112,27 +112,20 @@ def _lost(updates: _Updates, dtype: str, factor: float) -> float:
 
 
 def _finding(
-    view: RunView,
-    dtype: str,
-    weights: dict[str, int],
-    updates: _Updates,
-    lost: tuple[float, float],
-    options: Options,
+    view: RunView, dtype: str, weights: dict[str, int], updates: _Updates, lost: tuple[float, float], options: Options
 ) -> Finding:
     now, later = lost
     elements = sum(weights.values())
-    message = (
-        f"{plural(len(weights), 'weight')} ({elements:,} elements) are {dtype} with no wider copy. At the recorded "
-        f"rate, {updates.rate:.3g}, {percent(now)} of the updates were lost, over {plural(updates.steps, 'step')}; at "
-        f"{options['decay']:g} of it {percent(later)} would be (limit {percent(options['lost_later'])})."
-    )
     extra = widened_bytes(view, elements)
     few = updates.steps < 4
     return RULE.finding(
         severity=Severity.WARNING if now >= options["lost_now"] else Severity.INFO,
         confidence=0.65 if few else 0.8,
         title=f"{dtype} weights without a wider copy: {percent(later)} of updates lost once the rate has decayed",
-        message=message,
+        message=f"{plural(len(weights), 'weight')} ({elements:,} elements) are {dtype} with no wider copy. At the "
+        f"recorded rate, {updates.rate:.3g}, {percent(now)} of the updates were lost, over "
+        f"{plural(updates.steps, 'step')}; at {options['decay']:g} of it {percent(later)} would be (limit "
+        f"{percent(options['lost_later'])}).",
         location=Location(root=next(iter(weights)).split(".", 1)[0], phase=Phase.OPTIMIZER, kind="update"),
         evidence={
             "lost_share": now,
@@ -163,13 +156,10 @@ RULE = Rule(
     triage=Triage.OPTIMIZER,
     page=PAGE,
     options=(
-        RuleOption("decay", 0.1, "fraction", "Factor by which the learning rate is expected to come down.",
-                   "Cosine and linear schedules commonly end at a tenth or below (arXiv:2203.15556).", 2.0**-20,
-                   maximum=1.0),
-        RuleOption("lost_later", 0.25, "fraction", "Least share of lost updates at that rate.", "As PD501.",
-                   maximum=1.0),
-        RuleOption("lost_now", 0.1, "fraction", "Share of lost updates today from which the finding is a warning.",
-                   maximum=1.0),
+        fraction("decay", 0.1, "Factor by which the learning rate is expected to come down.",
+                 "Cosine and linear schedules commonly end at a tenth or below (arXiv:2203.15556).", 2.0**-20),
+        fraction("lost_later", 0.25, "Least share of lost updates at that rate.", "As PD501."),
+        fraction("lost_now", 0.1, "Share of lost updates today from which the finding is a warning."),
     ),
     check=check,
     step_columns=("lr",),

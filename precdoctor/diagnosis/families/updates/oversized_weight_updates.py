@@ -12,7 +12,7 @@ from precdoctor.diagnosis.analyses.histories import by_optimizer
 from precdoctor.diagnosis.analyses.parameters import parameter_label, worst_parameters
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, grown_since, thrown_off_before, when
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.updates.oversized_weight_updates_decay import (
     decay_finding,
@@ -220,15 +220,12 @@ def _finding(
         title = f"{subject} {'changes' if one else 'change'} `{name}` by {weight.ratio:.2g} times {whose} initial size"
         title += "" if one else " each"
     at_rate, in_group = (rates.words, rates.group_words) if rates is not None else ("", "")
-    message = (
-        f"{which} changed `{name}` by {weight.ratio:.2g} of {size} (limit {limit:g}; about 1e-3 is usual)"
-        f"{at_rate}. {plural(len(guilty), 'weight matrix')} of {total:,} above the limit{in_group}.{harm}"
-        f"{f' {diverging.words}' if diverging is not None else ''}"
-    )
     return RULE.finding(
         confidence=0.85 if weight.ratios.size >= 8 else 0.7,
         title=title,
-        message=message,
+        message=f"{which} changed `{name}` by {weight.ratio:.2g} of {size} (limit {limit:g}; about 1e-3 is "
+        f"usual){at_rate}. {plural(len(guilty), 'weight matrix')} of {total:,} above the "
+        f"limit{in_group}.{harm}{f' {diverging.words}' if diverging is not None else ''}",
         location=tensor_location(place, weight.module_class, "update", Phase.OPTIMIZER, process, step),
         evidence={
             "update_to_weight": weight.ratio,
@@ -278,15 +275,14 @@ RULE = Rule(
         RuleOption("early_ratio", 0.5, "RMS of update / RMS of initial weight",
                    "Median over the first steps, if the loss went wrong after them.",
                    "Chosen empirically: first updates may be large; half a weight, with harm done, is too much."),
-        RuleOption("learnt", 0.05, "fraction",
-                   "The loss has not fallen if a half of the run is less than this below the first steps.",
-                   "Chosen empirically: a loss over four classes begins at 1.39, and chance moves it by hundredths.",
-                   maximum=1.0),
-        RuleOption("stays", 0.2, "fraction",
-                   "The loss has not fallen if the steps behind the first ones are less than this below the first.",
-                   "Chosen empirically: raw targets of 1e6 fall by 0.3, at weights that have to grow.", maximum=1.0),
-        RuleOption("most", 0.75, "fraction", "Share of the weight matrices that must be replaced then.",
-                   "Chosen empirically: not all layers of a network are as large.", maximum=1.0),
+        fraction("learnt", 0.05,
+                 "The loss has not fallen if a half of the run is less than this below the first steps.",
+                 "Chosen empirically: a loss over four classes begins at 1.39, and chance moves it by hundredths."),
+        fraction("stays", 0.2,
+                 "The loss has not fallen if the steps behind the first ones are less than this below the first.",
+                 "Chosen empirically: raw targets of 1e6 fall by 0.3, at weights that have to grow."),
+        fraction("most", 0.75, "Share of the weight matrices that must be replaced then.",
+                 "Chosen empirically: not all layers of a network are as large."),
         RuleOption("outgrown", 3.0, "times the initial RMS",
                    "Growth of a weight in a run that learnt nothing; below it some of the initialisation is left.",
                    "Chosen empirically: nine tenths of the energy are new.", 1.0),
@@ -296,9 +292,8 @@ RULE = Rule(
                    "Least product of learning rate and weight decay to explain weights that shrink.",
                    "Fifty times the strongest usual in pre-training, 1e-4 (Wang and Aitchison, arXiv:2405.13698).",
                    maximum=1.0),
-        RuleOption("shrunk", 0.5, "fraction",
-                   "Half of the weight matrices must be down to this share of their first RMS.",
-                   "Chosen empirically: sizes that training finds by itself stay within a factor of two.", maximum=1.0),
+        fraction("shrunk", 0.5, "Half of the weight matrices must be down to this share of their first RMS.",
+                 "Chosen empirically: sizes that training finds by itself stay within a factor of two."),
         RuleOption("outweighs", 3.0, "RMS of weight_decay x weight / RMS of gradient",
                    "Least size of an L2 penalty under Adam and its like to explain weights that shrink.",
                    "Chosen empirically: weights come to rest where both are equal."),

@@ -134,11 +134,9 @@ def decay_finding(rule: Rule, view: RunView, decay: Decay, shrunk: Mapping[Param
         confidence=0.85,
         title=f"weight decay takes {percent(decay.share)} of every weight away per step: "
         f"`{parameter_label(place)}` is down to {percent(worst.left)} of its initial size",
-        message=(
-            f"{decay.optimizer} runs at weight decay {decay.weight_decay:g} and a learning rate of {decay.rate:.3g}: a "
-            f"weight loses the share {decay.share:.2g} per step (limit {limit:g}) and can remember about "
-            f"{decay.steps:,.0f} steps. {_shrunk_words(place, worst, shrunk)} Gradients no longer balance the decay."
-        ),
+        message=f"{decay.optimizer} runs at weight decay {decay.weight_decay:g} and a learning rate of "
+        f"{decay.rate:.3g}: a weight loses the share {decay.share:.2g} per step (limit {limit:g}) and can remember "
+        f"about {decay.steps:,.0f} steps. {_shrunk_words(place, worst, shrunk)} Gradients no longer balance the decay.",
         location=_location(view, place, worst),
         evidence={
             "decay_per_step": decay.share,

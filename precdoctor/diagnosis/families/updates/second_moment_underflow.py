@@ -13,7 +13,7 @@ from precdoctor.diagnosis.analyses.optimizer_states import Moments, adds_eps_to_
 from precdoctor.diagnosis.analyses.parameters import HALF, parameter_groups, parameter_label, worst_parameters
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import same_module, when
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.families.updates.second_moment_underflow_rounded import leaps, orphaned, rounded_finding
 from precdoctor.diagnosis.survey.frames import Ints, at, histograms, parameters
@@ -299,11 +299,11 @@ RULE = Rule(
     triage=Triage.OPTIMIZER,
     page=PAGE,
     options=(
-        RuleOption("share", 0.01, "fraction",
-                   "Elements with a second moment of zero among those with a gradient above eps, median over steps.",
-                   "Chosen empirically: the steps of each are too long by orders of magnitude.", maximum=1.0),
-        RuleOption("others_share", 0.05, "fraction", "The same where the optimizer is not one of torch's.",
-                   "Chosen empirically: it may bound its steps, and a few long ones do less harm then.", maximum=1.0),
+        fraction("share", 0.01,
+                 "Elements with a second moment of zero among those with a gradient above eps, median over steps.",
+                 "Chosen empirically: the steps of each are too long by orders of magnitude."),
+        fraction("others_share", 0.05, "The same where the optimizer is not one of torch's.",
+                 "Chosen empirically: it may bound its steps, and a few long ones do less harm then."),
         RuleOption("beyond", 10.0, "times Adam's longest step",
                    "A longer step was not made from moments of the same gradients.",
                    "Chosen empirically: the bound holds for any gradients; a schedule of betas moves it a few times.",

@@ -7,10 +7,10 @@ from collections.abc import Hashable
 
 from precdoctor.diagnosis.advice.wide_weights import wide_weights
 from precdoctor.diagnosis.analyses.parameters import count_of
-from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, is_optimizers, place_finding, scans
+from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, is_optimizers, scans
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.relations import same_module, when, while_it_lasts
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.updates.stalled_state_fingerprints import merged_finding, unchanged_prints
 from precdoctor.diagnosis.survey.rows import known_format, text
@@ -169,13 +169,6 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     left, short = max(0.0, _bits_missing_in_fp32(fact, missing)), _short(fact)
     anew = _target(fact) == "weight" and short == "copy"
     gone = " The FP32 copy is made from them on every step: what they did not take up is gone." if anew else ""
-    message = (
-        f"{fact.op_words} left {percent(share)} of the elements of "
-        f"{what} in {dtype} unchanged (limit {percent(options['share'])}), though FP64 moves them: "
-        f"values of {fact.number('value'):.3g} by {fact.number('move'):.3g}, {missing:.1f} bits below half a unit in "
-        f"the last place (medians).{gone} {plural(fact.count('tensors'), 'tensor')} on this line.{_other_ops(group)}"
-        f"{group.elsewhere_words}"
-    )
     wide = "float64" if dtype == "float32" else "float32"
     follows = bool(state) and dtype != FP32.dtype and count_of(view, (dtype,), trained=True) > 0
     if follows:
@@ -186,12 +179,13 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     else:
         mend = f"keep it in {wide}{fact.own_line}"
         snippet = f"import torch\n\nstate = state.to(torch.{wide})  # cast it where it is read\n"
-    return place_finding(
+    return group.finding(
         RULE,
-        view,
-        group,
         title=f"{short} changes nothing: {percent(share)} of the elements of {what} stand still in {dtype}{fact.line}",
-        message=message,
+        message=f"{fact.op_words} left {percent(share)} of the elements of {what} in {dtype} unchanged (limit "
+        f"{percent(options['share'])}), though FP64 moves them: values of {fact.number('value'):.3g} by "
+        f"{fact.number('move'):.3g}, {missing:.1f} bits below half a unit in the last place (medians).{gone} "
+        f"{plural(fact.count('tensors'), 'tensor')} on this line.{_other_ops(group)}{group.elsewhere_words}",
         certain=(0.9, "bits before and after were compared with the same arithmetic in FP64"),
         limits={"share": options["share"]},
         prescription=Prescription(
@@ -215,10 +209,9 @@ RULE = Rule(
     triage=Triage.OPTIMIZER,
     page=PAGE,
     options=(
-        RuleOption("share", 0.6, "fraction", "Least share of unchanged elements among those that FP64 moves.",
-                   maximum=1.0),
-        RuleOption("decayed", 0.1, "fraction", "Least share of the weights that a decay should take during the run.",
-                   "Chosen empirically: weights a tenth too large.", maximum=1.0),
+        fraction("share", 0.6, "Least share of unchanged elements among those that FP64 moves."),
+        fraction("decayed", 0.1, "Least share of the weights that a decay should take during the run.",
+                 "Chosen empirically: weights a tenth too large."),
         RuleOption("min_writes", 6.0, "recorded steps", "Least number of writes by which a fingerprint has to change.",
                    "Chosen empirically: a weight that is at rest for one step is not at rest for six.", 1.0),
     ),

@@ -232,17 +232,14 @@ def _average_finding(
     weight, twin = weights[place], stalled[place]
     elements = sum(weights[p].numel for p in averages)
     share = len(stalled) / len(averages)
-    message = (
-        f"`{dotted(*place[1:])}` is {weight.dtype} and was written to on {plural(weight.writes, 'recorded step')} "
-        f"(limit {options['min_writes']:g}) without changing a bit, while `{dotted(*twin[1:])}`, of the same shape, "
-        f"changed {plural(weights[twin].changes.size, 'time')}: each addend is below half an ulp, "
-        f"{weight.half_ulp:.2g} of an element. {len(stalled):,} of {plural(len(averages), 'averaged tensor')} stand "
-        "still."
-    )
     return rule.finding(
         confidence=0.9 if len(averages) > 1 else 0.75,
         title=f"the average `{dotted(*place[1:])}`{_and_more(stalled)} is written to and never moves in {weight.dtype}",
-        message=message,
+        message=f"`{dotted(*place[1:])}` is {weight.dtype} and was written to on "
+        f"{plural(weight.writes, 'recorded step')} (limit {options['min_writes']:g}) without changing a bit, while "
+        f"`{dotted(*twin[1:])}`, of the same shape, changed {plural(weights[twin].changes.size, 'time')}: each addend "
+        f"is below half an ulp, {weight.half_ulp:.2g} of an element. {len(stalled):,} of "
+        f"{plural(len(averages), 'averaged tensor')} stand still.",
         location=tensor_location(
             place, weight.module_class, "weight", Phase.OPTIMIZER, weight.process, int(weight.steps[-1])
         ),
@@ -271,17 +268,14 @@ def _average_finding(
 def _statistics_finding(rule: Rule, stalled: Mapping[Parameter, _Buffer], options: Options) -> Finding:
     place, buffer = max(stalled.items(), key=lambda item: (item[1].steps.size, item[0]))
     label, extra = dotted(*place[1:]), 2 * sum(b.numel for b in stalled.values())
-    message = (
-        f"`{label}` is {buffer.dtype}, at most {buffer.value:.3g}, and was written to on "
-        f"{plural(buffer.writes, 'recorded step')} (limit {options['min_writes']:g}) without changing a bit, while its "
-        "partner in the same norm moved: momentum times the distance from the batch's statistic is below half an ulp, "
-        f"{buffer.half_ulp:.2g} of an element. Evaluation will use its first value. "
-        f"{plural(len(stalled), 'running statistic')} in all."
-    )
     return rule.finding(
         confidence=0.9,
         title=f"the running statistic `{label}`{_and_more(stalled)} is written to and never moves in {buffer.dtype}",
-        message=message,
+        message=f"`{label}` is {buffer.dtype}, at most {buffer.value:.3g}, and was written to on "
+        f"{plural(buffer.writes, 'recorded step')} (limit {options['min_writes']:g}) without changing a bit, while its "
+        "partner in the same norm moved: momentum times the distance from the batch's statistic is below half an ulp, "
+        f"{buffer.half_ulp:.2g} of an element. Evaluation will use its first value. "
+        f"{plural(len(stalled), 'running statistic')} in all.",
         location=tensor_location(
             place, buffer.module_class, "buffer", Phase.FORWARD, buffer.process, int(buffer.steps[-1])
         ),
@@ -305,17 +299,15 @@ def _count_finding(rule: Rule, counts: Mapping[Parameter, _Buffer], options: Opt
     place, count = max(counts.items(), key=lambda item: item[1].idle)
     label, extra = dotted(*place[1:]), 2 * sum(b.numel for b in counts.values())
     ulp = 2.0 ** math.floor(math.log2(count.value)) * format_of_dtype(count.dtype).ulp_at_one
-    message = (
-        f"`{label}` is {count.dtype}, rose from write to write up to {count.value:,g} at step {count.last_change}, and "
-        f"has been written to on {plural(count.idle, 'recorded step')} since (limit {options['min_writes']:g}) without "
-        f"changing a bit: neighbours in {count.dtype} are {ulp:g} apart there, and half of that is rounded away. "
-        f"Quotients of this count are wrong from step {count.last_change} on, and sums beside it stall later."
-    )
     return rule.finding(
         confidence=0.85,
         title=f"the count `{label}`{_and_more(counts)} stops at {count.value:,g}, where adding one is lost in "
         f"{count.dtype}",
-        message=message,
+        message=f"`{label}` is {count.dtype}, rose from write to write up to {count.value:,g} at step "
+        f"{count.last_change}, and has been written to on {plural(count.idle, 'recorded step')} since (limit "
+        f"{options['min_writes']:g}) without changing a bit: neighbours in {count.dtype} are {ulp:g} apart there, and "
+        f"half of that is rounded away. Quotients of this count are wrong from step {count.last_change} on, and sums "
+        "beside it stall later.",
         location=tensor_location(place, count.module_class, "buffer", Phase.FORWARD, count.process, count.last_change),
         evidence={
             "writes": count.idle,

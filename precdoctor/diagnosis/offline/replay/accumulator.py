@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from precdoctor.diagnosis.survey.rows import text
+from precdoctor.diagnosis.survey.rows import grouped, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.errors import NothingRecordedError
 from precdoctor.numerics.accumulation import (
@@ -96,9 +96,7 @@ def replay_accumulator(
         raise NothingRecordedError(
             f"{view.run.origin} names no weight matrix that was asked for; nothing is accumulated"
         )
-    by_length: dict[int, list[Product]] = {}
-    for product in found:
-        by_length.setdefault(product.length, []).append(product)
+    by_length = grouped((product.length, product) for product in found)
     lengths = [_errors(k, products, accumulator) for k, products in sorted(by_length.items(), reverse=True)]
     note = "No gradient was recorded: the sums of weight gradients, the longest there are, are not known."
     notes = () if any(p.role == "weight gradient" for p in found) else (note,)

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from precdoctor.diagnosis.analyses.parameters import recorded_parameters
 from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys, magnitudes
 from precdoctor.diagnosis.survey.view import RunView
-from precdoctor.numerics.arrays import Floats, Ints
+from precdoctor.numerics.arrays import Bools, Floats, Ints
 from precdoctor.numerics.cast_counts import HistogramTable
 
 _KEY = ("root", "module", "kind", "name")
@@ -37,7 +36,7 @@ class AmaxLog:
     bounds: Ints
     steps: Ints
     amax: Floats
-    non_finite: npt.NDArray[np.bool_]
+    non_finite: Bools
 
     @classmethod
     def read(cls, view: RunView, kinds: Sequence[str], wanted: Callable[[str], bool] | None) -> AmaxLog:
@@ -76,14 +75,12 @@ class AmaxLog:
     def _places(self) -> Ints:
         """One number for tensor and step of each entry, ascending."""
         owner = np.repeat(np.arange(len(self.keys)), np.diff(self.bounds))
-        places: Ints = owner * self.numbers.size + np.searchsorted(self.numbers, self.steps)
-        return places
+        return owner * self.numbers.size + np.searchsorted(self.numbers, self.steps)
 
     def rows_of(self, code: Ints, steps: Ints) -> Ints:
         """Return the entry numbers of tensors ``code`` at ``steps``; each must exist."""
         wanted = code * self.numbers.size + np.searchsorted(self.numbers, steps)
-        found: Ints = np.searchsorted(self._places, wanted)
-        return found
+        return np.searchsorted(self._places, wanted)
 
 
 def vectors(view: RunView) -> Iterator[Key]:

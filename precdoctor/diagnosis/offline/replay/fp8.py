@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from precdoctor.diagnosis.offline.replay.amax_log import AmaxLog, exponents_of
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import NothingRecordedError
-from precdoctor.numerics.arrays import Floats, Ints
+from precdoctor.numerics.arrays import Bools, Floats, Ints
 from precdoctor.numerics.cast_counts import CastCounts, cast_counts
 from precdoctor.numerics.cells import Estimate
 from precdoctor.numerics.formats import E4M3FN, E5M2, Format
@@ -208,25 +207,19 @@ def best_delayed(replays: Sequence[RecipeReplay]) -> RecipeReplay:
     return min((r for r in replays if r.recipe.startswith("delayed")), key=lambda r: r.rank)
 
 
-def _within(steps: Ints, wanted: tuple[int | None, int | None]) -> npt.NDArray[np.bool_]:
+def _within(steps: Ints, wanted: tuple[int | None, int | None]) -> Bools:
     first, stop = wanted
-    within: npt.NDArray[np.bool_] = steps >= (first or 0)
+    within: Bools = steps >= (first or 0)
     return within if stop is None else within & (steps < stop)
 
 
 # -- scales -----------------------------------------------------------------------------------------------------------
 
 
-def _summary(
-    series: AmaxSeries,
-    scales: ScaleSeries,
-    fmt: Format,
-    within: npt.NDArray[np.bool_],
-    beyond: npt.NDArray[np.bool_],
-) -> dict[str, Any]:
+def _summary(series: AmaxSeries, scales: ScaleSeries, fmt: Format, within: Bools, beyond: Bools) -> dict[str, Any]:
     """Summarise the scales of one tensor over the counted steps; keys as the fields of :class:`TensorReplay`."""
 
-    def count(mask: npt.NDArray[np.bool_]) -> int:
+    def count(mask: Bools) -> int:
         return int(np.count_nonzero(mask & within))
 
     counted = within & ~scales.cold
@@ -261,12 +254,12 @@ class _Scales:
     """
 
     scale: Floats
-    counted: npt.NDArray[np.bool_]
-    stale: npt.NDArray[np.bool_]
+    counted: Bools
+    stale: Bools
     summaries: tuple[dict[str, Any], ...]
 
     @classmethod
-    def of(cls, log: AmaxLog, formats: Sequence[Format], recipe: Recipe, within: npt.NDArray[np.bool_]) -> _Scales:
+    def of(cls, log: AmaxLog, formats: Sequence[Format], recipe: Recipe, within: Bools) -> _Scales:
         scale, counted, summaries = np.ones(log.steps.size), within.copy(), []
         stale = np.zeros(log.steps.size, dtype=np.bool_)
         for i, fmt in enumerate(formats):

@@ -242,8 +242,7 @@ def _notes(view: RunView, run: RunGradients) -> list[str]:
             f"No recorded gradient is in {run.format.name}: all are taken as if they were, and gradients inside "
             "modules, which are not recorded, as no larger than those outside."
         )
-    between = len(run.updates) - run.sampled
-    if between:
+    if between := len(run.updates) - run.sampled:
         notes.append(
             f"{between} of {len(run.updates)} steps were not sampled: their amax is estimated from the gradient norm "
             f"on {run.bounded} of them, and what is flushed is not known there."

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from precdoctor.diagnosis.offline.whatif.gather import Seen
 from precdoctor.diagnosis.offline.whatif.recipe import CACHED, SCALE_BITS, Recipe
-from precdoctor.diagnosis.survey.rows import known_format
+from precdoctor.diagnosis.survey.rows import grouped, known_format
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,7 @@ def cache_of(seen: Iterable[Seen], recipe: Callable[[Seen], Recipe | None]) -> l
     """
     tensors = [s for s in seen if s.key.kind in CACHED and len(s.shape) == 4]
     tensors.sort(key=lambda s: (s.place[:3], s.place[3] or 0))
-    layers: dict[tuple[str, str, str], list[Seen]] = {}
-    for s in tensors:
-        layers.setdefault((s.key.root, s.key.module, s.key.name), []).append(s)
+    layers = grouped(((s.key.root, s.key.module, s.key.name), s) for s in tensors)
     found = []
     for (root, module, name), both in layers.items():
         first = min(both, key=lambda s: s.key.kind)

@@ -161,8 +161,7 @@ def forecast(run: Run, question: Question) -> Answer:
         elif recipe.grouping is not None:
             where = "`precdoctor record --inference -- python generate.py` records them of a script that trains nothing"
         raise UsageError(f"{_not_recorded(recipe)} for any tensor that was asked about; {where}")
-    failing = {f.seen.key for f in forecasts if f.holds is False}
-    if failing:
+    if failing := {f.seen.key for f in forecasts if f.holds is False}:
         remedies = _remedies(run, replace(selection, wanted=failing.__contains__), recipe, target)
         forecasts = [replace(f, instead=remedies.get(f.seen.key)) for f in forecasts]
     ordered = sorted(forecasts, key=lambda f: ({False: 0, True: 1, None: 2}[f.holds], -f.distance, f.seen.key))

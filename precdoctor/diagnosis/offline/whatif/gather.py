@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -22,7 +21,7 @@ from precdoctor.diagnosis.offline.whatif.target import Target
 from precdoctor.diagnosis.offline.whatif.trend import Trends, grown
 from precdoctor.diagnosis.survey.arrow_rows import float_column
 from precdoctor.diagnosis.survey.measures import entries
-from precdoctor.numerics.arrays import Ints
+from precdoctor.numerics.arrays import Bools, Ints
 from precdoctor.numerics.group_prediction import tally_groups
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
 from precdoctor.numerics.tally import Bins, Tally, ragged, tally
@@ -230,8 +229,8 @@ class _Rows:
         self,
         batch: pa.RecordBatch,
         columns: list[str],
-        loss_scaled: npt.NDArray[np.bool_],
-        quantised: npt.NDArray[np.bool_],
+        loss_scaled: Bools,
+        quantised: Bools,
     ) -> None:
         self.batch = batch.select(columns)
         self.loss_scaled, self.quantised = loss_scaled, quantised
@@ -246,7 +245,7 @@ class _Rows:
             self.typical = np.exp2(exponents / filled)  # the geometric mean, which outliers hardly move
         self.elements, self.filled = filled, filled > 0
 
-    def tallied(self, recipe: Recipe) -> tuple[Tally, Bins, npt.NDArray[np.bool_]]:
+    def tallied(self, recipe: Recipe) -> tuple[Tally, Bins, Bools]:
         """Return the tally of each row under a recipe, its bins, and a mask of the rows with the needed statistics."""
         if recipe.grouping is not None:
             counted, energy = (self.batch.column(f"{recipe.grouping}_{part}") for part in ("hist", "energy"))
@@ -257,7 +256,7 @@ class _Rows:
         bins, known = self._bins(recipe)
         return tally(bins, recipe.format), bins, known
 
-    def _bins(self, recipe: Recipe) -> tuple[Bins, npt.NDArray[np.bool_]]:
+    def _bins(self, recipe: Recipe) -> tuple[Bins, Bools]:
         """Return the rows' bins under a recipe with scales per tensor or block, and a mask of the rows with bins."""
         if recipe.block is not None:
             assert recipe.rule is not None
@@ -288,7 +287,7 @@ class _PerRecipe:
         self._drawn = grown(self._drawn, tensors)
         self.worst.grow(tensors)
 
-    def take(self, rows: _Rows, ids: Ints, target: Target) -> npt.NDArray[np.bool_]:
+    def take(self, rows: _Rows, ids: Ints, target: Target) -> Bools:
         """Tally the rows and keep each tensor's worst row so far; returns a mask of the rows that were evaluated.
 
         For blocks and groups, rows without a non-zero element are left out of the mask: they do not show whether their
@@ -354,12 +353,10 @@ class _WorstRows:
 def _exponents(bins: Bins) -> Ints:
     """Return the exponent of each bin's middle, at which it is drawn."""
     middle = np.sqrt(np.maximum(bins.likely_lo, bins.likely_hi / 2.0)) * np.sqrt(np.maximum(bins.likely_hi, 1e-300))
-    out: Ints = np.ceil(np.log2(np.maximum(middle, 1e-300)) - 1.0).astype(np.int64)
-    return out
+    return np.ceil(np.log2(np.maximum(middle, 1e-300)) - 1.0).astype(np.int64)
 
 
 def _sums(lengths: Ints, values: Ints) -> Ints:
     total = np.concatenate([[0], np.cumsum(values)])
     ends = np.cumsum(lengths)
-    out: Ints = total[ends] - total[ends - lengths]
-    return out
+    return total[ends] - total[ends - lengths]

@@ -75,11 +75,7 @@ class InferencePlan:
 
 
 def make_inference_plan(
-    run: Run,
-    target: Target,
-    *,
-    module: str | None = None,
-    steps: tuple[int | None, int | None] = (None, None),
+    run: Run, target: Target, *, module: str | None = None, steps: tuple[int | None, int | None] = (None, None)
 ) -> InferencePlan:
     """Plan every weight matrix and every cache of keys and values.
 

@@ -13,19 +13,7 @@ from precdoctor.errors import UsageError
 from precdoctor.numerics import blocks
 from precdoctor.numerics.arrays import Bools, Floats
 from precdoctor.numerics.blocks import BlockFormat, ScaleRule
-from precdoctor.numerics.formats import (
-    BF16,
-    E4M3FN,
-    E5M2,
-    E8M0,
-    FP16,
-    FP32,
-    INT4,
-    INT8,
-    SCALE_FORMATS,
-    Format,
-    Kind,
-)
+from precdoctor.numerics.formats import BF16, E4M3FN, E5M2, E8M0, FP16, FP32, INT4, INT8, SCALE_FORMATS, Format, Kind
 from precdoctor.numerics.group_prediction import GROUPINGS
 from precdoctor.numerics.names import find_format
 
@@ -231,8 +219,7 @@ def _block_recipe(fmt: BlockFormat) -> Recipe:
 def _block_format(fmt: Format, scaling: str) -> BlockFormat:
     """Return the known block format with these elements, or a new one: FP32 scales for tiles, E8M0 scales for blocks.
 
-    Raises:
-        UsageError: the format has 16 bits or more.
+    A format of 16 bits or more is a UsageError.
     """
     if fmt.bits >= 16:
         raise UsageError(f"{fmt.name} is not used with block scales; leave --scaling out, or take 8 bits or fewer")
