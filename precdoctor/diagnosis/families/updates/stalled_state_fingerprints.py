@@ -136,9 +136,15 @@ def merged_finding(findings: Sequence[Finding]) -> Finding:
     return replace(
         first,
         message=f"{first.message} In addition, {'; '.join(f.title for f in others)}.",
-        evidence={**first.evidence, "also": [f.title for f in others]},
+        evidence={**_last_steps(others), **first.evidence, "also": [f.title for f in others]},
         prescriptions=[p for f in findings for p in f.prescriptions],
     )
+
+
+def _last_steps(findings: Sequence[Finding]) -> dict[str, Any]:
+    """Return ``last_bad_step``, the last step that any of the findings is known to cover; empty if none says so."""
+    last = [f.evidence["last_bad_step"] for f in findings if "last_bad_step" in f.evidence]
+    return {"last_bad_step": max(last)} if last else {}
 
 
 def _averages(rule: Rule, view: RunView, options: Options) -> Checked:

@@ -95,8 +95,8 @@ class _Evidence:
         self._ends = np.array([u.last for u in updates], dtype=np.int64)
         self._firsts = np.array([u.step for u in updates], dtype=np.int64)
         self._scales = np.array([1.0 if u.scale is None else u.scale for u in updates])
-        #: Largest unscaled amax of gradients whose dtype is the format; of all gradients, wider ones relative to their
-        #: own range.
+        #: Largest unscaled amax of gradients: the least that those whose dtype is the format may have had before they
+        #: were rounded to it; of all gradients as recorded, wider ones relative to their own range.
         self._sure, self._likely = np.full(n, math.nan), np.full(n, math.nan)
         #: Number of elements of all weight gradients, over which the norm was taken.
         self._weights = np.zeros(n)
@@ -121,14 +121,15 @@ class _Evidence:
         scale = np.where(
             (scale > 0.0) & np.isfinite(scale), scale, np.where(self._scales[at] > 0.0, self._scales[at], 1.0)
         )
-        amax = magnitudes(frame) / scale
-        amax[self._scales[at] == 0.0] = math.nan  # a scale of 0 flushed all of it
+        stored = magnitudes(frame)
+        stored[self._scales[at] == 0.0] = math.nan  # a scale of 0 flushed all of it
+        amax = stored / scale
         own = (frame["dtype"] == self._format.dtype).to_numpy() | (not narrow)
         modules = groups(frame, _MODULE)
         held = own | np.array([m in narrow for m in _modules(frame.iloc[firsts(modules)])])[modules]
         # ratio of the overflow limits of each row's own dtype and of the format, at least 1
         limits = np.fmax(format_values(frame, "overflow_limit") / self._format.overflow_limit, 1.0)
-        np.fmax.at(self._sure, at[own], amax[own])
+        np.fmax.at(self._sure, at[own], _least_rounded_to(stored[own], self._format) / scale[own])
         np.fmax.at(self._likely, at, np.where(held, amax, amax / limits))
         self.seen[at] = True
         weights = (frame["kind"] == "weight_grad").to_numpy()
@@ -202,7 +203,8 @@ class _Evidence:
             return OverflowLimit(0.0, high, min(likely.estimate, high))
         if not norm or self.seen[i]:
             return OverflowLimit.unknown()
-        low = norm / math.sqrt(weights) if weights > 0.0 else 0.0  # amax is at least the root mean square
+        # amax is at least the root mean square, of numbers that may have been rounded up
+        low = norm / math.sqrt(weights) * (1.0 - self._format.ulp_at_one / 2.0) if weights > 0.0 else 0.0
         high = OverflowLimit.of_amax(low, self._format).overflows_from if self._narrow_weights else math.inf
         middle = ratio * norm if ratio is not None else math.sqrt(low * norm) or norm
         return OverflowLimit(0.0, high, min(OverflowLimit.of_amax(middle, self._format).estimate, high))
@@ -214,6 +216,16 @@ class _Evidence:
             ratios = self._likely / norms
         usable = ratios[np.isfinite(ratios) & (ratios > 0.0)]
         return float(np.median(usable)) if usable.size else None
+
+
+def _least_rounded_to(values: Floats, fmt: Format) -> Floats:
+    """Return the smallest magnitudes that round to ``values``, magnitudes in ``fmt``: half an ulp below them.
+
+    At another scale that is no power of two times this one, such a number is rounded elsewhere.
+    """
+    mantissa, exponent = np.frexp(values)
+    ulp = np.ldexp(fmt.ulp_at_one, exponent - np.where(mantissa == 0.5, 2, 1))
+    return np.where(values > 0.0, values - np.fmax(ulp, fmt.min_subnormal) / 2.0, values)
 
 
 def _nearest(limits: Sequence[float]) -> Floats:

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from precdoctor.diagnosis.offline.replay.fp8 import replay_recipes
@@ -69,6 +69,10 @@ options = st.fixed_dictionaries(
 
 @given(seed=st.integers(0, 2**32 - 1), used=options, other=options, every=st.sampled_from([1, 1, 4]),
        seen_from=st.sampled_from([0, 0, 1]))  # fmt: skip
+@example(  # an amax that FP16 rounded up at a scale of 1.5 times a power of two
+    seed=100943, used={"init_scale": 16.0, "growth_interval": 3, "growth_factor": 1.5, "backoff_factor": 0.5},
+    other={"init_scale": 16.0, "growth_interval": 1, "growth_factor": 2.0, "backoff_factor": 0.5}, every=1, seen_from=0,
+)  # fmt: skip
 @settings(max_examples=8, deadline=None)
 def test_what_is_certain_is_true(seed, used, other, every, seen_from):
     gradients = walk(40, seed)
