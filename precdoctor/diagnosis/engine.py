@@ -15,6 +15,7 @@ from precdoctor.diagnosis.analyses.recording_cost import overhead
 from precdoctor.diagnosis.analyses.replicas import coordinates
 from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, RuleOutcome, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption
+from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.ranking.consequences import fold
 from precdoctor.diagnosis.ranking.ending import facts_of_end
 from precdoctor.diagnosis.registry import RELATIONS, RULES, Named, find, nearest, select_rules
@@ -151,7 +152,7 @@ def _check(view: RunView, rule: Rule, options: Options) -> Checked:
             found = rule.check(later, options) if later is not None else checked
             if later is not None and any(f.severity is not Severity.INFO for f in found.findings):
                 return _from_newer_half(found, later.first)
-        return checked
+        return _as_notes(checked, rule.settles, view)
     except (PrecdoctorError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001 - logged with the traceback; the other rules still run
@@ -168,6 +169,16 @@ def _from_newer_half(checked: Checked, first: int) -> Checked:
         for f in checked.findings
     ]
     return replace(checked, findings=findings, reason=f"{checked.reason}, from step {first:,} on")
+
+
+def _as_notes(checked: Checked, settles: int, view: RunView) -> Checked:
+    """Turn the findings into notes if the run is shorter than the ``settles`` steps of their rule."""
+    steps = int(view.steps["step"].nunique())
+    if steps >= settles:
+        return checked
+    words = f"A note, because the run has {plural(steps, 'step')}: a fresh model may leave this state within {settles}."
+    findings = [replace(f, severity=Severity.INFO, message=f"{f.message} {words}") for f in checked.findings]
+    return replace(checked, findings=findings)
 
 
 def _outcome(view: RunView, rule: Rule, checked: Checked, findings: Sequence[Finding]) -> RuleOutcome:

@@ -109,6 +109,8 @@ class Rule:
     #: Whether to check the newer half of a run by itself if the whole run shows nothing: the measure is a median or a
     #: sum over the steps, which hides what began late.
     newer_half: bool = False
+    #: Steps within which a fresh model may leave such a state by itself: in a shorter run its findings are notes.
+    settles: int = 0
     #: Codes whose findings this rule's findings may explain, and the relation that has to hold; see :mod:`.relations`.
     explains: Mapping[str, Relation] = field(default_factory=dict)
 
@@ -149,10 +151,11 @@ class Rule:
     def markdown(self) -> str:
         """Return the rule's whole page."""
         rows = [f"| `{o.name}` | {o.default:g} | {o.unit} | {o.doc} {o.source} |" for o in self.options]
+        briefly = f" (a note in runs of fewer than {self.settles} steps)" if self.settles else ""
         table = ["| option | default | unit | meaning and source |", "|---|---|---|---|", *rows]
         parts = [
             f"# {self.name} ({self.code})",
-            f"Severity: {self.severity.value}. Triage: {self.triage.name.lower().replace('_', ' ')}.",
+            f"Severity: {self.severity.value}{briefly}. Triage: {self.triage.name.lower().replace('_', ' ')}.",
             f"## What it finds\n\n{self.page.finds.strip()}",
             f"## Why it matters\n\n{self.page.matters.strip()}",
             "## Example\n\n" + self.page.example.strip("\n"),

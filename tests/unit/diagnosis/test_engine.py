@@ -14,7 +14,7 @@ from precdoctor.errors import NothingRecordedError, RunNotFoundError, UsageError
 from precdoctor.reporting.run_head import run_facts
 from precdoctor.runlog import open_run
 from tests.support.runs import write_run
-from tests.support.training import FACTS, Training, find
+from tests.support.training import FACTS, Training, find, normal
 
 
 def statuses(diagnosis: Diagnosis) -> dict[str, Status]:
@@ -270,3 +270,12 @@ def test_of_processes_that_share_a_rank_a_finding_names_one(tmp_path: Path) -> N
     (finding,) = diagnose(path).findings
     assert finding.location.rank_place == "rank 0 attempt 1"
     assert finding.evidence["own_steps"][0] == {"step": 5, "optimizer": "AdamW#0", "number": 2}
+
+
+@pytest.mark.parametrize(("steps", "severity"), [(4, Severity.INFO), (12, Severity.WARNING)])
+def test_what_a_fresh_model_may_leave_by_itself_is_a_note_in_a_smoke_test(steps, severity, tmp_path: Path) -> None:
+    """A gradient far below Adam's eps."""
+    run = Training(steps=steps).change(lambda r: r.update(normal(1e-10)), kind="weight_grad_step", module="head")
+    (finding,) = diagnose(run.write(tmp_path / "run"), select=["PD503"]).findings
+    assert finding.severity is severity
+    assert ("because the run has 4 steps" in finding.message) == (severity is Severity.INFO)
