@@ -14,7 +14,7 @@ from precdoctor.diagnosis.advice.prescription_order import worthwhile_first
 from precdoctor.diagnosis.analyses.recording_cost import overhead
 from precdoctor.diagnosis.analyses.replicas import coordinates
 from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, RuleOutcome, Severity, Status
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption
+from precdoctor.diagnosis.claims.rule import ENOUGH_STEPS, Checked, Options, Rule, RuleOption
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.ranking.consequences import fold
 from precdoctor.diagnosis.ranking.ending import facts_of_end
@@ -152,7 +152,7 @@ def _check(view: RunView, rule: Rule, options: Options) -> Checked:
             found = rule.check(later, options) if later is not None else checked
             if later is not None and any(f.severity is not Severity.INFO for f in found.findings):
                 return _from_newer_half(found, later.first)
-        return _as_notes(checked, rule.settles, view)
+        return _as_notes(checked, view) if rule.settles else checked
     except (PrecdoctorError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001 - logged with the traceback; the other rules still run
@@ -171,12 +171,12 @@ def _from_newer_half(checked: Checked, first: int) -> Checked:
     return replace(checked, findings=findings, reason=f"{checked.reason}, from step {first:,} on")
 
 
-def _as_notes(checked: Checked, settles: int, view: RunView) -> Checked:
-    """Turn the findings into notes if the run is shorter than the ``settles`` steps of their rule."""
+def _as_notes(checked: Checked, view: RunView) -> Checked:
+    """Turn the findings into notes if the run is too short to tell whether its state lasts."""
     steps = int(view.steps["step"].nunique())
-    if steps >= settles:
+    if steps >= ENOUGH_STEPS:
         return checked
-    words = f"A note, because the run has {plural(steps, 'step')}: a fresh model may leave this state within {settles}."
+    words = f"A note, because the run has {plural(steps, 'step')}: a fresh model may leave this state by itself."
     findings = [replace(f, severity=Severity.INFO, message=f"{f.message} {words}") for f in checked.findings]
     return replace(checked, findings=findings)
 

@@ -68,6 +68,11 @@ class RulePage:
     references: tuple[str, ...]
 
 
+#: Fewest steps for a trustworthy "No findings": rules that follow a run over its steps (growth, explosions, dead
+#: layers, updates) need 6 to 8.
+ENOUGH_STEPS = 8
+
+
 @dataclass(frozen=True)
 class Checked:
     """The outcome of a check. Without findings the engine makes it passed, indeterminate or not-applicable."""
@@ -109,8 +114,8 @@ class Rule:
     #: Whether to check the newer half of a run by itself if the whole run shows nothing: the measure is a median or a
     #: sum over the steps, which hides what began late.
     newer_half: bool = False
-    #: Steps within which a fresh model may leave such a state by itself: in a shorter run its findings are notes.
-    settles: int = 0
+    #: Whether a fresh model may leave such a state by itself: in runs of fewer than ENOUGH_STEPS, findings are notes.
+    settles: bool = False
     #: Codes whose findings this rule's findings may explain, and the relation that has to hold; see :mod:`.relations`.
     explains: Mapping[str, Relation] = field(default_factory=dict)
 
@@ -151,7 +156,7 @@ class Rule:
     def markdown(self) -> str:
         """Return the rule's whole page."""
         rows = [f"| `{o.name}` | {o.default:g} | {o.unit} | {o.doc} {o.source} |" for o in self.options]
-        briefly = f" (a note in runs of fewer than {self.settles} steps)" if self.settles else ""
+        briefly = f" (a note in runs of fewer than {ENOUGH_STEPS} steps)" if self.settles else ""
         table = ["| option | default | unit | meaning and source |", "|---|---|---|---|", *rows]
         parts = [
             f"# {self.name} ({self.code})",

@@ -16,14 +16,14 @@ import enum
 from collections.abc import Iterable
 
 from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, Severity, Status
+from precdoctor.diagnosis.claims.rule import ENOUGH_STEPS
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.ranking.ending import ending, failed
 from precdoctor.errors import UsageError
 
 LEVELS = ("error", "warning")
-#: Fewest steps, and steps with full statistics, for a trustworthy "No findings": rules that follow a run over its steps
-#: (growth, explosions, dead layers, updates) need 6 to 8.
-_ENOUGH_STEPS, _ENOUGH_SAMPLES = 8, 6
+#: Fewest steps with full statistics for a trustworthy "No findings".
+_ENOUGH_SAMPLES = 6
 
 
 class ExitCode(enum.IntEnum):
@@ -70,7 +70,7 @@ def untrustworthy(diagnosis: Diagnosis) -> str | None:
 
 def too_few_steps(diagnosis: Diagnosis) -> str | None:
     """Return a clause on a run that is too short for "no findings" to mean much; None for longer ones."""
-    for key, least, kind in (("steps", _ENOUGH_STEPS, ""), ("sampled_steps", _ENOUGH_SAMPLES, " with full statistics")):
+    for key, least, kind in (("steps", ENOUGH_STEPS, ""), ("sampled_steps", _ENOUGH_SAMPLES, " with full statistics")):
         count = diagnosis.run.get(key)
         if isinstance(count, int) and 0 < count < least:
             return f"{plural(count, 'step')}{kind} {'is' if count == 1 else 'are'} too few to judge"

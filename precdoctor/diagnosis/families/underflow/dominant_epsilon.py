@@ -130,7 +130,7 @@ RULE = Rule(
                    "Steps without an optimizer's constant that are this long were not intended.",
                    "Chosen empirically: updates of small healthy networks at brisk rates reach 0.1."),
     ),
-    settles=10,
+    settles=True,
     sampled_steps=False,
     explains=when(same_module, "PD201", "PD203", "PD204", "PD208"),
     check=check,

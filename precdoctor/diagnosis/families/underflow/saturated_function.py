@@ -245,7 +245,7 @@ RULE = Rule(
         fraction("open", 1.0 / 32, "Most of an even softmax's gradient that its median row passes.",
                  "Chosen empirically: scores with a standard deviation of 8 pass a tenth."),
     ),
-    settles=10,
+    settles=True,
     sampled_steps=False,
     explains=when(stops_gradient, "PD203", "PD204"),
     check=check,

@@ -317,7 +317,7 @@ RULE = Rule(
         RuleOption("min_elements", 64.0, "elements", "Smaller weights are not judged.",
                    "Shares of a few elements are chance.", 1.0),
     ),
-    settles=10,
+    settles=True,
     explains=when(_holds_still, "PD501"),
     check=check,
 )  # fmt: skip
