@@ -147,6 +147,28 @@ def wobbles() -> Training:
     return softmax(lambda s: 60.0 + 25.0 * ((s * 7) % 5 - 2) / 2)
 
 
+def learned_scale(of_step: Callable[[int], float], cosine: float = 0.6) -> Training:
+    """Cosines times the exponential of a parameter, which is ``of_step(step)``."""
+    run = softmax(lambda s: cosine * of_step(s), role="output", losses=lambda s: 2.0 / (1 + s))
+    for step, rows in run.tensors.items():
+        more = histogram(np.full(1, np.log(of_step(step)), np.float32)) | {"shape": [], "dtype": "float32"}
+        rows.append(tensor(step, "weight", "", len(rows), name="logit_scale", **more))
+    return run
+
+
+def clamped_scale() -> Training:
+    return learned_scale(lambda s: min(100.0, 20.0 + 5 * s))
+
+
+def scale_that_came_down() -> Training:
+    return learned_scale(lambda s: 150.0 - s)
+
+
+def scale_of_something_else() -> Training:
+    """A parameter beyond the bound, and logits that are far below it."""
+    return learned_scale(lambda s: 80.0 + 2 * s, cosine=0.05)
+
+
 def few_steps() -> Training:
     return softmax(lambda s: 4.0**s, steps=6)
 
@@ -196,6 +218,10 @@ FIRING = {
         lambda: softmax(lambda s: 150.0 + s, entropy=lambda _: (0.01,) * 4), 0, ATTENTION, "logits",
         severity="warning", says=("100 % of its 4 heads",), evidence={"state": "large"},
     ),
+    "a learned scale that passes 100": Sample(
+        lambda: learned_scale(lambda s: 91.0 + 2.0 * s), 6, "", "weight", severity="warning", bare=True,
+        says=("exp(logit_scale)", "has passed 100", "153 at step 31"), evidence={"state": "scale"},
+    ),
     "output": Sample(
         lambda: softmax(third_per_step, role="output"), 18, "", "logits", severity="warning", says=("output logits",),
     ),
@@ -221,6 +247,9 @@ HEALTHY = {
         experts_that_specialise,
         rewards_as_a_loss,
         clamped_temperature,
+        clamped_scale,
+        scale_that_came_down,
+        scale_of_something_else,
         separable_classes,
         large_from_the_start,
         nobody_knows_what_for,

@@ -1,6 +1,6 @@
 """PD606: logits of attention, of the output or of a router that grow until their softmax is one-hot.
 
-The histories of logits and loss are in :mod:`.logit_growth_histories`.
+The histories of logits and loss are in :mod:`.logit_growth_histories`, learned scales in :mod:`.logit_growth_scale`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from precdoctor.diagnosis.families.growth.logit_growth_histories import (
     logit_histories,
     loss_progress,
 )
+from precdoctor.diagnosis.families.growth.logit_growth_scale import learned_scale_beyond, scale_finding
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import RunView
 
@@ -50,6 +51,9 @@ the loss no longer falls. Growing logits count unless it fell by a tenth in the 
 fallen to a tenth and stays there. Output logits must still be rising, or have been above their limit from the start,
 with a loss that began at 8 times that of equal probabilities or more and has not come below a tenth of it: a
 temperature that is too low, or inputs that are too large.
+
+A learned *scale* of output logits (one parameter `s` whose exponential, magnitude or reciprocal stays above the largest
+logit and near it, as for cosines) counts once it has passed `scale_limit` and still rises, whatever the loss does.
 """,
     matters="""
 A softmax depends on differences in nats. If one logit leads by 20, the others get 2e-9 of the weight and almost no
@@ -141,6 +145,9 @@ def check(view: RunView, options: Options) -> Checked:
     loss = loss_progress(view)
     cases = {k: case for k, h in histories.items() if (case := _case(h, options, loss)) is not None}
     if not cases:
+        bound = options["scale_limit"]
+        if scale := learned_scale_beyond(view, histories, bound, _MIN_POINTS):
+            return Checked([scale_finding(RULE, scale, bound)], f"{seen}: a learned scale too large")
         largest = max(h.last for h in histories.values())
         return Checked((), f"{seen}: the largest logit is {largest:.3g}")
     key = min(cases, key=lambda k: (_ROLES.index(cases[k].history.role), -cases[k].history.last / cases[k].limit))
@@ -148,11 +155,8 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _limits(options: Options) -> dict[str, float]:
-    return {
-        "attention": options["attention_limit"],
-        "output": options["output_limit"],
-        "router": options["router_limit"],
-    }
+    attention, output, router = options["attention_limit"], options["output_limit"], options["router_limit"]
+    return {"attention": attention, "output": output, "router": router}
 
 
 def _case(history: LogitHistory, options: Options, loss: LossProgress) -> _Case | None:
@@ -197,11 +201,8 @@ def _finding(key: Key, cases: Mapping[Key, _Case], loss: LossProgress) -> Findin
     begun, last = history.steps[[0, -1]].tolist()
     place, role = key[1] or key[0] or "the loss", history.role
     slope = trend.slope if trend is not None and trend.low > 0.0 else None
-    change = (
-        f"The largest {role} logit of `{place}` went from {history.first:.3g} at step {begun} to "
-        f"{history.last:.3g} at step {last} (limit {case.limit:g})."
-    )
-    words = [change]
+    gone = f"from {history.first:.3g} at step {begun} to {history.last:.3g} at step {last}"
+    words = [f"The largest {role} logit of `{place}` went {gone} (limit {case.limit:g})."]
     if slope is not None:
         words.append(f"It grows by a factor of {2.0**slope:.3g} per step.")
     if case.state == "growing" and trend is not None:
@@ -381,6 +382,8 @@ RULE = Rule(
                    "Chosen empirically; ST-MoE's z-loss keeps them near 10."),
         RuleOption("growth", 4.0, "times", "Minimum growth of the logits since the first four recorded steps.",
                    "Chosen empirically: a large temperature by design is no growth.", 1.0),
+        RuleOption("scale_limit", 100.0, "times", "Largest learned scale of output logits.",
+                   "CLIP clamps it to 100, for the sake of stability (arXiv:2103.00020, section 2.5)."),
         fraction("near", 0.3, "Share of the limit from which growth is forecast.",
                  "Chosen empirically: attention logits up to 20 or 30 are common in trained models."),
         RuleOption("horizon", 1.0, "times the run", "Maximum range of a forecast.",
