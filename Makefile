@@ -28,14 +28,14 @@ $(BIN)/python:
 
 $(VENV)/.installed: pyproject.toml precdoctor-boot.pth requirements/torch.txt | $(BIN)/python
 	@echo "installing precdoctor and torch into $(VENV) ..."
-	$(INSTALL) --requirement requirements/torch.txt
-	$(call install_rest,--editable .)
+	@$(INSTALL) --requirement requirements/torch.txt
+	@$(call install_rest,--editable .)
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml precdoctor-boot.pth requirements/torch.txt requirements/dev.txt tests/support/quick/quick_torch.pth | $(BIN)/python
 	@echo "installing precdoctor, torch and the development tools into $(VENV) ..."
-	$(INSTALL) --requirement requirements/torch.txt
-	$(call install_rest,--requirement requirements/dev.txt)
+	@$(INSTALL) --requirement requirements/torch.txt
+	@$(call install_rest,--requirement requirements/dev.txt)
 	@# lets children of tests start in half the time, where tests ask for it
 	@cp tests/support/quick/quick_torch.pth $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
 	@touch $(VENV)/.installed $@
