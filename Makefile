@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
-# Most of what is installed is never imported, so nothing is compiled before it is. torch comes by pip, which knows where this
-# machine keeps its build of it; the rest by uv in a sixth of pip's time, or by pip where uv cannot.
+# No bytecode is compiled here: most of what is installed is never imported. torch comes by pip, whose configuration may say
+# where a machine keeps its own build; the rest by uv in a fifth of pip's time, or by pip where uv fails.
 INSTALL := $(PIP) install --no-compile
 install_rest = { $(INSTALL) uv && $(BIN)/uv pip install --quiet --python $(BIN)/python $(1); } || $(INSTALL) $(1)
 PYTEST := $(BIN)/python -m pytest

@@ -42,12 +42,12 @@ def formats(
     value = None if what is None else _number(what)
     if what is not None and what.startswith("--"):
         raise UsageError(f"no such option: {what}; see precdoctor formats --help")
-    from precdoctor.diagnosis.claims.finding import jsonable
     from precdoctor.numerics.bitview import bit_view
     from precdoctor.numerics.blocks import BLOCK_FORMATS, BlockFormat
     from precdoctor.numerics.formats import FORMATS, SCALE_FORMATS
     from precdoctor.numerics.names import find_format
     from precdoctor.reporting import formats_view
+    from precdoctor.runlog.atomic import jsonable
 
     elements, blocks = [*FORMATS.values(), *SCALE_FORMATS.values()], [*BLOCK_FORMATS.values()]
     document: dict[str, Any]
@@ -90,9 +90,9 @@ def _number(text: str) -> float | None:
 
 def _described(fmt: Format | BlockFormat, *, codes: bool = False) -> dict[str, Any]:
     """A format as JSON values: fields and derived numbers; with ``codes`` the value of every code, if at most 256."""
-    from precdoctor.diagnosis.claims.finding import jsonable
     from precdoctor.numerics.blocks import BlockFormat
     from precdoctor.numerics.casting_array import decode
+    from precdoctor.runlog.atomic import jsonable
 
     if isinstance(fmt, BlockFormat):
         parts = {"element": fmt.element.name, "scale": fmt.scale.name}

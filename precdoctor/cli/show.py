@@ -42,10 +42,10 @@ def show(
     recorded = opened(run, engine)
     from precdoctor.diagnosis.analyses.op_dtypes import op_dtypes
     from precdoctor.diagnosis.analyses.scans import scans as scans_of
-    from precdoctor.diagnosis.claims.finding import jsonable
     from precdoctor.diagnosis.survey.view import RunView
     from precdoctor.reporting.show_view import print_dtypes, print_scans, print_summary
     from precdoctor.reporting.summary import summarise
+    from precdoctor.runlog.atomic import jsonable
 
     content: Any
     document: Any

@@ -11,9 +11,9 @@ from typing import Any
 
 from precdoctor.comparison.baseline import Baseline, Expected, Learned, spread_of_zero
 from precdoctor.comparison.summary import METRICS, SHARES, Start, shares_of
-from precdoctor.diagnosis.claims.finding import jsonable
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.errors import CorruptRunError, NewerSchemaError, UsageError
+from precdoctor.runlog.atomic import jsonable
 from precdoctor.runlog.toml import read_toml
 
 #: Incremented whenever the meaning of a key changes.

@@ -13,12 +13,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from precdoctor.diagnosis.claims.finding import Finding, Severity, jsonable
+from precdoctor.diagnosis.claims.finding import Finding, Severity
 from precdoctor.diagnosis.claims.rule import Options
 from precdoctor.diagnosis.engine import diagnose_view
 from precdoctor.diagnosis.registry import RULES, Named, select
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import RunUnreadableError
+from precdoctor.runlog.atomic import jsonable
 from precdoctor.runlog.filters import Filters, query
 from precdoctor.runlog.pieces import Piece
 from precdoctor.runlog.reader import Run, open_run

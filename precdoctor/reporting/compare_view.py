@@ -16,13 +16,13 @@ from precdoctor.comparison.divergence import Divergence
 from precdoctor.comparison.drift import MOVED, Drift
 from precdoctor.comparison.pairing import subject
 from precdoctor.comparison.predictions import Applied, Outcome
-from precdoctor.diagnosis.claims.finding import jsonable
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.prescriptions.file import effect_as_dict
 from precdoctor.diagnosis.survey.rows import Key, grouped
 from precdoctor.reporting.finding_view import KINDS
 from precdoctor.reporting.tables import Name, folded, right, table
 from precdoctor.reporting.text import clean, number
+from precdoctor.runlog.atomic import jsonable
 
 #: Most tensors in a table, and in the JSON report.
 TOP = 10

@@ -11,13 +11,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from precdoctor.diagnosis.claims.finding import Finding, Prescription, Source, jsonable
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Source
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.rangebar import RangeBar
 from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.tables import Name, facts, left, right, table
 from precdoctor.reporting.text import clean, clean_block, factor, number
+from precdoctor.runlog.atomic import jsonable
 
 #: Width of the labels, in cells.
 _LABEL = 9

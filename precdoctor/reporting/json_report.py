@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import precdoctor
-from precdoctor.diagnosis.claims.finding import Diagnosis, jsonable
+from precdoctor.diagnosis.claims.finding import Diagnosis
+from precdoctor.runlog.atomic import jsonable
 
 if TYPE_CHECKING:
     from precdoctor.comparison.gate import GateReport

@@ -14,10 +14,10 @@ from rich.text import Text
 from precdoctor.comparison.op_compare import Branch, OpComparison, branches, place_of, reason_of
 from precdoctor.comparison.op_differences import Difference, ListComparison
 from precdoctor.comparison.op_lists import Op, OpTensor
-from precdoctor.diagnosis.claims.finding import jsonable
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.reporting.tables import Name, folded, grid, right, table
 from precdoctor.reporting.text import clean, number
+from precdoctor.runlog.atomic import jsonable
 
 #: Most branches of the tree on a screen, deepest indentation, and most differences in the JSON report.
 TOP, _DEPTH, JSON_OPS = 16, 6, 500

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from precdoctor.diagnosis.claims.finding import jsonable
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.offline.whatif.inference_plan import InferencePlan, TensorPlan
 from precdoctor.diagnosis.offline.whatif.native import not_native
@@ -22,6 +21,7 @@ from precdoctor.reporting.tables import Name, folded, left, right, table
 from precdoctor.reporting.text import clean, size
 from precdoctor.reporting.whatif_report import cache, described
 from precdoctor.reporting.whatif_view import cache_words, decibels
+from precdoctor.runlog.atomic import jsonable
 
 _STYLES = {"fp8": "pd.good", "mxfp8": "pd.good", "bf16": "", WIDE: "pd.near"}
 _WORDS = {

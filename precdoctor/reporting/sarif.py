@@ -6,12 +6,13 @@ import json
 from typing import Any
 
 import precdoctor
-from precdoctor.diagnosis.claims.finding import Finding, jsonable
+from precdoctor.diagnosis.claims.finding import Finding
 from precdoctor.diagnosis.ranking.verdict import ExitCode
 from precdoctor.diagnosis.registry import RULES
 from precdoctor.reporting.outputs import Report
 from precdoctor.reporting.places import file_line, identity, subject_of
 from precdoctor.reporting.text import clean, clean_block
+from precdoctor.runlog.atomic import jsonable
 
 _LEVELS = {"error": "error", "warning": "warning", "info": "note"}
 #: GitHub code scanning accepts at most this many results per run.

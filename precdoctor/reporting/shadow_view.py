@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from precdoctor.diagnosis.analyses.shadow_errors import FORWARD, Limits, Piece, Shadowed
-from precdoctor.diagnosis.claims.finding import jsonable
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.numerics.formats import format_of_dtype
 from precdoctor.reporting.console import can_draw
@@ -22,6 +21,7 @@ from precdoctor.reporting.run_head import run_facts
 from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.tables import folded, left, right, table
 from precdoctor.reporting.text import clean, spans
+from precdoctor.runlog.atomic import jsonable
 
 _KINDS = {
     "output": "output",

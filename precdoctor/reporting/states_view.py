@@ -10,13 +10,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from precdoctor.diagnosis.claims.finding import jsonable
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.offline.whatif.states import StateForecast, StatesAnswer
 from precdoctor.reporting import whatif_report, whatif_view
 from precdoctor.reporting.run_head import print_head
 from precdoctor.reporting.tables import folded, table
 from precdoctor.reporting.text import clean
+from precdoctor.runlog.atomic import jsonable
 
 
 def print_states(answer: StatesAnswer, run: Mapping[str, Any], console: Console, *, worst: int) -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from precdoctor.comparison.loss_gap import LossGap
 from precdoctor.comparison.trial import CastOutcome, GradientRatio, Trial
-from precdoctor.diagnosis.claims.finding import Finding, jsonable
+from precdoctor.diagnosis.claims.finding import Finding
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.offline.whatif.plan_file import Figures
 from precdoctor.reporting.json_report import head
@@ -20,6 +20,7 @@ from precdoctor.reporting.tables import Name, folded, right, table
 from precdoctor.reporting.text import clean
 from precdoctor.reporting.whatif_report import described
 from precdoctor.reporting.whatif_view import decibels
+from precdoctor.runlog.atomic import jsonable
 
 _VERDICTS = {0: ("holds", "pd.good"), 1: ("does-not-hold", "pd.bad"), 3: ("cannot-be-judged", "pd.near")}
 _CAME_TRUE = {True: ("as predicted", "pd.good"), False: ("missed", "pd.bad"), None: ("–", "pd.quiet")}

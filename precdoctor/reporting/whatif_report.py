@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from precdoctor.diagnosis.claims.finding import jsonable
 from precdoctor.diagnosis.offline.replay.accumulator import AccumulatorReplay
 from precdoctor.diagnosis.offline.replay.fp8 import RecipeReplay
 from precdoctor.diagnosis.offline.replay.loss_scale import LossScaleReplay
@@ -17,6 +16,7 @@ from precdoctor.diagnosis.offline.whatif.gather import Totals
 from precdoctor.diagnosis.offline.whatif.recipe import Recipe
 from precdoctor.numerics.prediction import Prediction
 from precdoctor.reporting.json_report import answer_head
+from precdoctor.runlog.atomic import jsonable
 
 _QUANTITIES = (
     *("elements", "flushed", "subnormal", "saturated", "sqnr_db", "relative_error", "headroom_binades"),

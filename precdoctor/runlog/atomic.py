@@ -78,10 +78,10 @@ def sync_directory(path: Path) -> None:
 
 def dump_json(content: Mapping[str, Any]) -> bytes:
     """One line of UTF-8 JSON; non-finite numbers become the strings "NaN", "Infinity", "-Infinity"."""
-    return json.dumps(plain(content), ensure_ascii=True, allow_nan=False, default=str).encode() + b"\n"
+    return json.dumps(jsonable(content), ensure_ascii=True, allow_nan=False, default=str).encode() + b"\n"
 
 
-def plain(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
     """``value`` converted to JSON types: non-finite numbers become the strings "NaN", "Infinity", "-Infinity".
 
     Dataclasses become objects, enums their values, sets lists, NumPy scalars and arrays plain numbers and lists.
@@ -89,13 +89,13 @@ def plain(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.value
     if hasattr(value, "__dataclass_fields__"):
-        return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
+        return {name: jsonable(getattr(value, name)) for name in value.__dataclass_fields__}
     if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {str(k): jsonable(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(v) for v in value]
+        return [jsonable(v) for v in value]
     if hasattr(value, "tolist"):  # NumPy scalars and arrays
-        return plain(value.tolist())
+        return jsonable(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
     return value

@@ -25,8 +25,8 @@ RECORDED_HEALTHY = [pytest.param(code, p, id=f"{code}-{p.name}") for code, p in 
 
 @pytest.mark.parametrize(("code", "sample"), FIRING)
 def test_fires(code: str, sample: Sample, tmp_path: Path) -> None:
-    weighed = ["PD1"] if code == "PD708" else []  # an error where a loss is not finite, else a warning
-    diagnosis = diagnose(sample.make().write(tmp_path / "run"), select=[code[:3], *sample.also, *weighed])
+    asked = [code[:3], *sample.also, *sample.weighed_by]
+    diagnosis = diagnose(sample.make().write(tmp_path / "run"), select=asked)
 
     heavy = [f for f in diagnosis.findings if f.severity is not Severity.INFO or f.code == code]
     assert {f.code for f in heavy} == {code, *sample.also}

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from precdoctor.diagnosis.advice.prescription_order import is_worthwhile
-from precdoctor.diagnosis.claims.finding import Finding, jsonable
+from precdoctor.diagnosis.claims.finding import Finding
+from precdoctor.runlog.atomic import jsonable
 from tests.support.training import Training
 
 PATH_KEYS = {"module", "kind", "name", "dtype", "order", "amax", "headroom_binades", "nan", "inf"}
@@ -42,6 +43,8 @@ class Sample:
     evidence: dict[str, Any] = field(default_factory=dict)
     #: Codes of other rules that rightly speak up as well.
     also: frozenset[str] = frozenset()
+    #: Codes, or their beginnings, that its severity depends on.
+    weighed_by: tuple[str, ...] = ()
     #: No tensor stands behind it: no range and no path.
     bare: bool = False
 

@@ -12,10 +12,6 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, Final
 
-from precdoctor.runlog.atomic import plain
-
-#: Converts a value of this module, or a document with such values, to JSON types.
-jsonable: Final = plain
 #: How the path of a file of an installed package begins.
 _PACKAGES: Final = re.compile(r".*/(?:site|dist)-packages/")
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from precdoctor.diagnosis.analyses.parameters import HALF, states_per_parameter
-from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, Prescription, jsonable
+from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, Prescription
 from precdoctor.diagnosis.prescriptions.candidates import Candidate, candidates
 from precdoctor.diagnosis.prescriptions.effects import Effect, effects
 from precdoctor.diagnosis.prescriptions.frameworks import edits
 from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.runlog.atomic import jsonable
 from precdoctor.runlog.changes import Change
 
 _NO_NUMBER = "its effect cannot be computed from this log"

@@ -12,7 +12,7 @@ from typing import Any
 from precdoctor.recording.output.tensor_table import StepTensors
 from precdoctor.recording.slots.deferred import read
 from precdoctor.recording.slots.step_batch import StepBatch, looks_like_a_scale
-from precdoctor.runlog.atomic import plain
+from precdoctor.runlog.atomic import jsonable
 from precdoctor.runlog.caps import shortened
 from precdoctor.runlog.writer import MAX_STRING_BYTES
 
@@ -194,7 +194,7 @@ class EventLog:
             data = event.get("data", {})
             if self._redact and "made_at" in data:
                 data = {**data, "made_at": [{"line": made["line"]} for made in data["made_at"]]}
-            row["data"] = json.dumps(plain(data), default=str)
+            row["data"] = json.dumps(jsonable(data), default=str)
             if len(row["data"]) > MAX_STRING_BYTES:
                 row["data"] = json.dumps({"cut": len(row["data"])})  # ASCII; cutting it would leave invalid JSON
             if self._redact:

@@ -53,8 +53,9 @@ class Operand:
             value = read(deferred)
             if value is None:
                 return None
-            factor = value if not inverse else 1.0 / value if value else math.inf
-            product *= factor
+            if inverse:
+                value = math.inf if value == 0 else 1.0 / value
+            product *= value
         return product
 
     def hides_clipping(self, amax: float) -> bool:

@@ -66,6 +66,13 @@ def average(
     return run
 
 
+def seen_both_ways() -> Training:
+    """A scan sees one average, fingerprints another."""
+    run = average(changes=False)
+    run.events = scanned(stalled()).events
+    return run
+
+
 def moves() -> Training:
     return average(changes=True)
 
@@ -154,6 +161,10 @@ FIRING = {
     "teacher_in_a_module": Sample(
         lambda: scanned(stalled(target="average", name="teacher.weight")), 0, severity="warning",
         says=("an average of weights (`teacher.weight`)",),
+    ),
+    "seen_both_ways": Sample(
+        seen_both_ways, 0, severity="warning", bare=True,
+        says=("99 % of the elements of a state", "In addition, the average `teacher.attn.proj.weight`"),
     ),
     "teacher_and_batch_norm": Sample(
         both, module="teacher.attn.proj", kind="weight", severity="warning", bare=True,

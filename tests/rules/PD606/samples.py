@@ -147,11 +147,13 @@ def wobbles() -> Training:
     return softmax(lambda s: 60.0 + 25.0 * ((s * 7) % 5 - 2) / 2)
 
 
-def learned_scale(of_step: Callable[[int], float], cosine: float = 0.6) -> Training:
-    """Cosines times the exponential of a parameter, which is ``of_step(step)``."""
+def learned_scale(
+    of_step: Callable[[int], float], cosine: float = 0.6, parameter: Callable[[float], float] = np.log
+) -> Training:
+    """Cosines times a scale of ``of_step(step)``, of which ``parameter`` is learned: by default its logarithm."""
     run = softmax(lambda s: cosine * of_step(s), role="output", losses=lambda s: 2.0 / (1 + s))
     for step, rows in run.tensors.items():
-        more = histogram(np.full(1, np.log(of_step(step)), np.float32)) | {"shape": [], "dtype": "float32"}
+        more = histogram(np.full(1, parameter(of_step(step)), np.float32)) | {"shape": [], "dtype": "float32"}
         rows.append(tensor(step, "weight", "", len(rows), name="logit_scale", **more))
     return run
 
@@ -221,6 +223,10 @@ FIRING = {
     "a learned scale that passes 100": Sample(
         lambda: learned_scale(lambda s: 91.0 + 2.0 * s), 6, "", "weight", severity="warning", bare=True,
         says=("exp(logit_scale)", "has passed 100", "153 at step 31"), evidence={"state": "scale"},
+    ),
+    "a learned temperature that falls below a hundredth": Sample(
+        lambda: learned_scale(lambda s: 91.0 + 2.0 * s, parameter=lambda scale: 1.0 / scale), 6, "", "weight",
+        severity="warning", bare=True, says=("1 / logit_scale", "has passed 100"), evidence={"state": "scale"},
     ),
     "output": Sample(
         lambda: softmax(third_per_step, role="output"), 18, "", "logits", severity="warning", says=("output logits",),

@@ -55,7 +55,8 @@ def overflows_from_the_first_step() -> Training:
 
 FIRING = {
     "overflows_from_the_first_step": Sample(
-        overflows_from_the_first_step, module="head", severity="error", says=("is beyond 65504", "infinities or NaN"),
+        overflows_from_the_first_step, module="head", severity="error", weighed_by=("PD1",),
+        says=("is beyond 65504", "infinities or NaN"),
     ),
     "small_gradients": Sample(
         lambda: fp16(2.0**-20, 64), module="head", kind="weight_grad", severity="warning",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -16,8 +17,8 @@ from precdoctor.diagnosis.survey.measures import Floats, column
 from precdoctor.diagnosis.survey.rows import Key, Parameter, dotted, tensor_location
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-#: What scripts make a scale of a parameter ``p``: the function, how it is written, and the clamp that holds it.
-_MADE: tuple[tuple[Callable[[Floats], Floats], str, str], ...] = (
+#: How scripts make a scale of a parameter ``p``: the function, its text, and the clamp of ``p`` that bounds the scale.
+_FORMS: tuple[tuple[Callable[[Floats], Floats], str, str], ...] = (
     (np.exp, "exp({})", "clamp_(max=math.log({:g}))"),
     (np.abs, "{}", "clamp_(max={:g})"),
     (lambda p: 1.0 / np.abs(p), "1 / {}", "clamp_(min=1 / {:g})"),
@@ -60,25 +61,20 @@ def learned_scale_beyond(
     Args:
         least: fewest steps on which both the scale and the logits were recorded.
     """
-    rows = view.measured((), ("weight",), columns=("numel", "sum"), where=[("numel", "==", 1)])
     outputs = {key: h for key, h in histories.items() if h.role == "output"}
+    if not outputs:
+        return None
+    rows = view.measured((), ("weight",), columns=("numel", "sum"), where=[("numel", "==", 1)])
     found = []
-    for place, process, _, own in courses(rows, ("numel",)) if outputs else ():
+    for place, process, _, own in courses(rows, ("numel",)):
         steps, values = rows["step"].to_numpy()[own], column(rows, "sum")[own]
-        for key, history in outputs.items():
+        for (key, history), (make, words, clamp) in itertools.product(outputs.items(), _FORMS):
             both, mine, its = np.intersect1d(steps, history.steps, return_indices=True)
-            if both.size < least:
-                continue
-            for make, words, clamp in _MADE:
-                with np.errstate(over="ignore", divide="ignore"):
-                    scales = make(values[mine])
-                if _scales_cosines(scales, history.levels[its]) and _has_passed(scales, bound):
-                    label = dotted(*place[1:])
-                    found.append(
-                        LearnedScale(
-                            place, process, key, history, both, scales, words.format(label), clamp.format(bound)
-                        )
-                    )
+            with np.errstate(over="ignore", divide="ignore"):
+                scales = make(values[mine])
+            if both.size >= least and _scales_cosines(scales, history.levels[its]) and _has_passed(scales, bound):
+                said = words.format(dotted(*place[1:]))
+                found.append(LearnedScale(place, process, key, history, both, scales, said, clamp.format(bound)))
     return max(found, key=lambda s: s.last, default=None)
 
 
@@ -95,8 +91,8 @@ def _has_passed(scales: Floats, bound: float) -> bool:
 
 def scale_finding(rule: Rule, scale: LearnedScale, bound: float) -> Finding:
     """Return the finding about a learned scale that nothing holds."""
-    label = dotted(*scale.place[1:])
-    module, _, name = label.rpartition(".")
+    _, module, name = scale.place
+    imports = "import math\n\nimport torch" if "math." in scale.clamp else "import torch"
     begun, last = scale.steps[[0, -1]].tolist()
     above = scale.steps[scale.scales > _BEYOND * bound]
     return rule.finding(
@@ -115,15 +111,15 @@ def scale_finding(rule: Rule, scale: LearnedScale, bound: float) -> Finding:
             "max_logit": scale.history.last,
             "limit": bound,
             "last_bad_step": last,
-            "softmax": dotted(*scale.softmax[1:2], scale.softmax[3]),
+            "softmax": dotted(scale.softmax[1], scale.softmax[3]),
             "confidence_reason": "the logits follow the scale on every recorded step; some losses bear a larger one",
         },
         prescription=Prescription(
             title=f"clamp it after each step: scale {scale.last:.3g} -> {bound:g}",
-            change={"parameter": label, "max_scale": bound},
+            change={"parameter": dotted(module, name), "max_scale": bound},
             predicted={"scale": {"from": float(f"{scale.last:.4g}"), "to": bound}},
             snippet=(
-                "import math\n\nimport torch\n\n"
+                f"{imports}\n\n"
                 "with torch.no_grad():  # after optimizer.step()\n"
                 f"    {module_expression(module)}.{name}.{scale.clamp}\n"
             ),
