@@ -38,7 +38,7 @@ def print_rules(families: Iterable[tuple[str, Sequence[Rule]]], console: Console
 
 def print_page(rule: Rule, console: Console) -> None:
     """Print the page of a rule."""
-    _print_head(rule, console)
+    _print_head(rule, console, rule.severity_words)
     page = rule.page
     sections = (
         ("What it finds", page.finds),
@@ -57,7 +57,7 @@ def print_page(rule: Rule, console: Console) -> None:
 
 def print_regression(regression: Regression, console: Console) -> None:
     """Print the page of a regression: its meaning and its options."""
-    _print_head(regression, console)
+    _print_head(regression, console, regression.severity.value)
     console.print(Text(f"\n{clean(regression.doc)} Checked by gate with a baseline."))
     if regression.options:
         console.print(Text("\nOptions", "pd.strong"))
@@ -66,13 +66,12 @@ def print_regression(regression: Regression, console: Console) -> None:
 
 def print_indicator(indicator: Indicator, console: Console) -> None:
     """Print the page of an indicator."""
-    _print_head(indicator, console)
+    _print_head(indicator, console, indicator.severity.value)
     console.print(Text(f"\n{clean(indicator.doc)} {indicator.checked}"))
 
 
-def _print_head(entry: Rule | Regression | Indicator, console: Console) -> None:
-    severity = entry.severity.value
-    head = ((entry.code, "pd.strong"), f"  {clean(entry.name)}  ", (severity, f"pd.{severity}"))
+def _print_head(entry: Rule | Regression | Indicator, console: Console, severity: str) -> None:
+    head = ((entry.code, "pd.strong"), f"  {clean(entry.name)}  ", (severity, f"pd.{entry.severity.value}"))
     console.print(Text.assemble(*head))
 
 
@@ -85,16 +84,19 @@ def _print_block(text: str, console: Console) -> None:
 
 
 def reflow(text: str) -> str:
-    """Join the lines of each paragraph, to be wrapped anew; indented lines, lists and tables keep their lines."""
+    """Join the lines of each paragraph and list item, to be wrapped anew; code and tables keep their lines."""
     lines: list[str] = []
-    joins = False
+    joins = listed = False
     for line in text.splitlines():
-        prose = bool(line.strip()) and not line.startswith((" ", "- ", "|", "[", "#"))
-        if prose and joins:
-            lines[-1] += f" {line}"
+        item = line.startswith("- ")
+        prose = bool(line.strip()) and not item and not line.startswith((" ", "|", "[", "#"))
+        rest = listed and line.startswith("  ") and not line.lstrip().startswith("- ")
+        if joins and (prose or rest):
+            lines[-1] += f" {line.strip()}"
         else:
             lines.append(line)
-        joins = prose or line.startswith("- ")
+        listed = item or (listed and rest)
+        joins = prose or item or listed
     return "\n".join(lines)
 
 

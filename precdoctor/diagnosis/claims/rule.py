@@ -153,14 +153,19 @@ class Rule:
             prescriptions=prescriptions if prescription is None else (prescription,),
         )
 
+    @property
+    def severity_words(self) -> str:
+        """``warning``, and when its findings are notes instead."""
+        briefly = f" (a note in runs of fewer than {ENOUGH_STEPS} steps)" if self.settles else ""
+        return f"{self.severity.value}{briefly}"
+
     def markdown(self) -> str:
         """Return the rule's whole page."""
         rows = [f"| `{o.name}` | {o.default:g} | {o.unit} | {o.doc} {o.source} |" for o in self.options]
-        briefly = f" (a note in runs of fewer than {ENOUGH_STEPS} steps)" if self.settles else ""
         table = ["| option | default | unit | meaning and source |", "|---|---|---|---|", *rows]
         parts = [
             f"# {self.name} ({self.code})",
-            f"Severity: {self.severity.value}{briefly}. Triage: {self.triage.name.lower().replace('_', ' ')}.",
+            f"Severity: {self.severity_words}. Triage: {self.triage.name.lower().replace('_', ' ')}.",
             f"## What it finds\n\n{self.page.finds.strip()}",
             f"## Why it matters\n\n{self.page.matters.strip()}",
             "## Example\n\n" + self.page.example.strip("\n"),

@@ -5,7 +5,7 @@ import pytest
 
 from precdoctor.diagnosis.registry import RULES
 from precdoctor.reporting.console import make_console
-from precdoctor.reporting.rule_view import print_page
+from precdoctor.reporting.rule_view import print_page, reflow
 from tests.support.offenders import check_each
 
 
@@ -25,3 +25,17 @@ def check_page(rule, width):
         assert line.startswith("      ") or line.strip() in names, line
     references = next(s for s in sections if s.startswith("References\n")).splitlines()[1:]
     assert all(line.startswith(("  - ", "    ")) for line in references)
+
+
+def test_paragraphs_and_items_of_a_list_are_joined_and_code_is_not():
+    text = "One sentence,\ncut in two:\n\n- an item,\n  cut in\n  three;\n- another\n\n    code(1)\n    code(2)"
+    joined = [
+        "One sentence, cut in two:",
+        "",
+        "- an item, cut in three;",
+        "- another",
+        "",
+        "    code(1)",
+        "    code(2)",
+    ]
+    assert reflow(text).splitlines() == joined

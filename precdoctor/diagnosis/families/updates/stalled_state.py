@@ -22,12 +22,13 @@ PAGE = RulePage(
 A tensor that outlives the step (a moment of a hand-written optimizer, an average of weights, a running statistic, a
 gradient buffer, a counter, a factor that is multiplied down) is written to in BF16 or FP16 and keeps its bits.
 
-**In a deep scan** (`record --deep-scan`), which does the same arithmetic in FP64: `add_`, `mul_`, `lerp_`, `addcmul_`,
-`copy_` of a rounded result, their `_foreach_` forms, and `state = state * b + x * (1 - b)`. At least `share` of the
-elements that FP64 moves must stay, on two scanned steps or more; these must include the last one, or be most of all.
-FP32 counts only where whole numbers beyond 2^24 stand still.
+A deep scan (`record --deep-scan`) does the same arithmetic in FP64: `add_`, `mul_`, `lerp_`, `addcmul_`, `copy_` of a
+rounded result, their `_foreach_` forms, and `state = state * b + x * (1 - b)`. At least `share` of the elements that
+FP64 moves must stay, on two scanned steps or more; these must include the last one, or be most of all. FP32 counts only
+where whole numbers beyond 2^24 stand still.
 
-**Between scans**, where fingerprints show that not a bit changed in `min_writes` recorded writes:
+On all recorded steps, fingerprints show whether a bit changed. It is a finding if none did in
+`min_writes` recorded writes to
 
 - an average of weights: no gradient reaches it, and the trained weight of the same name and shape went on changing.
   Such a weight is recorded only after a write, so a frozen layer does not count, and neither does a copy that is made
