@@ -67,7 +67,7 @@ bench: $(VENV)/.installed-dev  ## what recording costs on this CPU beside others
 docs: $(VENV)/.installed-dev  ## write the page of screens and the picture under docs/ again
 	$(BIN)/python docs/generate.py
 
-new-rule: $(VENV)/.installed-dev  ## write the skeleton of a rule and its samples (CODE=PD512 NAME=my-new-rule)
+new-rule: $(VENV)/.installed-dev  ## write the skeleton of a rule and its samples (CODE=PD513 NAME=my-new-rule)
 	$(BIN)/python -m tests.support.new_rule "$(CODE)" "$(NAME)"
 
 clean:  ## remove the environment and every cache

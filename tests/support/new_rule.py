@@ -1,4 +1,4 @@
-"""Writes the skeleton of a rule: ``python -m tests.support.new_rule PD512 my-new-rule`` (``make new-rule``).
+"""Writes the skeleton of a rule: ``python -m tests.support.new_rule PD513 my-new-rule`` (``make new-rule``).
 
 The files are those of PD511, which docs/add-a-rule.md shows, under another code and name.
 """
@@ -59,6 +59,6 @@ def write(code: str, name: str, root: Path = ROOT) -> list[Path]:
 
 if __name__ == "__main__":
     if len(sys.argv) != 3:
-        raise SystemExit("usage: make new-rule CODE=PD512 NAME=my-new-rule")
+        raise SystemExit("usage: make new-rule CODE=PD513 NAME=my-new-rule")
     for made in write(sys.argv[1].upper(), sys.argv[2]):
         print(made.relative_to(ROOT))

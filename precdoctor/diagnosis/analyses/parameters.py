@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from precdoctor.diagnosis.survey.rows import Parameter, dotted, number, text
@@ -40,6 +40,23 @@ def worst_parameters(name: str, values: Mapping[Parameter, float]) -> list[dict[
 def is_bare(module: str, name: str) -> bool:
     """Return whether the parameter of this name has no module."""
     return not module and _BARE.fullmatch(name) is not None
+
+
+def modules_around(place: Parameter) -> list[tuple[str, str]]:
+    """Return root and FQN of the modules that hold a weight, outermost first, without the root itself."""
+    parts = place[1].split(".") if place[1] else []
+    return [(place[0], ".".join(parts[: n + 1])) for n in range(len(parts))]
+
+
+def module_of_only(place: Parameter, weights: Collection[Parameter], known: Iterable[Parameter]) -> tuple[str, str]:
+    """Return root and FQN of the largest module around a weight that holds none of ``known`` but ``weights``.
+
+    If its own module holds others, it is that module.
+    """
+    mine = set(weights)
+    others = {module for p in known if p not in mine for module in [(p[0], ""), *modules_around(p)]}
+    candidates = [(place[0], ""), *modules_around(place)]
+    return next((module for module in candidates if module not in others), candidates[-1])
 
 
 def recorded_parameters(view: RunView, process: Process) -> Iterator[tuple[Parameter, Mapping[str, Any]]]:

@@ -22,6 +22,22 @@ def per_micro_batch(micro_batches: int = 8, steps: int = 80) -> Training:
     return run
 
 
+def group(*values: float) -> Training:
+    """Steps at 1e-3, but for the second parameter group, which has these rates; the last one holds to the end."""
+    run = rates(1e-3)
+    for step, row in run.step_rows.items():
+        row["lrs"] = [1e-3, values[min(step, len(values) - 1)]]
+    return run
+
+
+def frozen_group() -> Training:
+    return group(*[1e-3] * 4, 0.0)
+
+
+def slower_group() -> Training:
+    return group(1e-6)
+
+
 def warm_up_from_zero() -> Training:
     return rates(0.0, 1e-4, 1e-3)
 
@@ -63,6 +79,10 @@ FIRING = {
         lambda: rates(*[0.5**n for n in range(60)], steps=60), 11, module=None, kind=None, severity="warning",
         bare=True, says=("decayed to 1.73e-18", "82 % of the steps"), evidence={"idle_steps": 49},
     ),
+    "one_parameter_group": Sample(
+        lambda: group(*[0.5**n for n in range(60)]), 11, module="", kind=None, severity="warning", bare=True,
+        says=("parameter group 1 of AdamW#0", "the last 29 of 40 steps"),
+    ),
     "a_step_schedule_advanced_per_batch": Sample(
         lambda: rates(*[0.8 ** (n // 4) for n in range(300)], steps=300), 137, module=None, kind=None,
         severity="warning", bare=True, says=("hardly move the weights", "limit 0.00049"),
@@ -72,6 +92,6 @@ HEALTHY = {
     f.__name__: f
     for f in (
         warm_up_from_zero, zero_from_the_beginning, small_to_the_end, a_long_tail, too_few_steps, Training,
-        exponential_to_a_millionth, cosine,
+        exponential_to_a_millionth, cosine, frozen_group, slower_group,
     )
 }  # fmt: skip

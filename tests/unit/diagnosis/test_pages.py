@@ -59,6 +59,7 @@ NAMES = {
     "PD509": "stalled-state",
     "PD510": "cleared-gradients",
     "PD511": "decayed-learning-rate",
+    "PD512": "stalled-module",
     "PD601": "near-format-limit",
     "PD602": "activation-growth",
     "PD603": "gradient-explosion",

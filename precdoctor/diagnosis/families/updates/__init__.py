@@ -10,7 +10,8 @@ or weight decay so large that a weight forgets what it learnt. PD503 finds gradi
 Adam's averages of the gradient and of its square: in 16 bits the second moment may never decay (PD505) or be zero
 (PD506). A tensor *stands still* if writes to it change no bit (PD509): any state that a deep scan saw, and averages and
 statistics by their fingerprints. PD508 compares masters with their weights, PD510 finds gradients that never reach the
-optimizer, and PD511 a learning rate that decays to nothing long before the run ends.
+optimizer, PD511 a learning rate that decays to nothing long before the run ends, and PD512 a part of the model whose
+gradients do.
 
 A module whose name begins with that of a rule is part of that rule; PD502 also uses the counts of PD501.
 """

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from precdoctor.diagnosis.analyses.parameters import recorded_parameters
+from precdoctor.diagnosis.analyses.parameters import module_of_only, modules_around, recorded_parameters
 from precdoctor.diagnosis.claims.finding import Finding
 from precdoctor.diagnosis.survey.frames import AT, firsts, groups, parameters
 from precdoctor.diagnosis.survey.rows import Parameter, grouped, text
@@ -95,7 +95,7 @@ def untrained(view: RunView, rows: pd.DataFrame, made: pd.DataFrame, min_steps: 
                 count = firsts(groups(seen, AT)).size
                 if count < min_steps and not silent.keys() >= set(weights):  # zeros, as at a loss weight of 0
                     continue
-                module = _alone(weights[0], set(weights), held)
+                module = module_of_only(weights[0], weights, [h.place for h in held])
                 first = int(mine["step"].min())
                 blocked = not count and all(silent[p] for p in weights)
                 return Untrained(process, name, weights, meant, module, len(steps), first, count, blocked)
@@ -128,7 +128,7 @@ def _silent(view: RunView, process: Process, weights: set[Parameter], min_steps:
     called = {module for module, seen in steps.items() if len(set(seen)) >= min_steps}
     found = {}
     for place in weights:
-        module = next((m for m in (place[:2], *_around(place)[-2:-1]) if m in called), None)
+        module = next((m for m in (place[:2], *modules_around(place)[-2:-1]) if m in called), None)
         if module is not None:
             found[place] = set(phases[module]) == {"no_grad"}
     return found
@@ -216,7 +216,7 @@ def _chosen(own: Sequence[_Held], held: Sequence[_Held], silent: Mapping[Paramet
     make (a pooler on top).
     """
     mine = {h.place for h in own}
-    inside = grouped((module, h) for h in held for module in _around(h.place))
+    inside = grouped((module, h) for h in held for module in modules_around(h.place))
     for _, members in sorted(inside.items(), key=lambda item: item[0][1].count(".")):
         trainable = [h for h in members if h.trainable]
         frozen = sum(h.numel for h in members if not h.trainable)
@@ -227,16 +227,3 @@ def _chosen(own: Sequence[_Held], held: Sequence[_Held], silent: Mapping[Paramet
             if known and (followed or all(silent[p] for p in places)):
                 return tuple(places)
     return ()
-
-
-def _around(place: Parameter) -> list[tuple[str, str]]:
-    """Return the modules that hold a weight, outermost first, without the root."""
-    parts = place[1].split(".") if place[1] else []
-    return [(place[0], ".".join(parts[: n + 1])) for n in range(len(parts))]
-
-
-def _alone(place: Parameter, weights: set[Parameter], held: Sequence[_Held]) -> tuple[str, str]:
-    """Return the largest module around a weight that holds none but ``weights``, else the weight's own."""
-    others = {module for h in held if h.place not in weights for module in [(h.place[0], ""), *_around(h.place)]}
-    candidates = [(place[0], ""), *_around(place)]
-    return next((module for module in candidates if module not in others), candidates[-1])

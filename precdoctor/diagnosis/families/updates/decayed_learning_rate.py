@@ -7,9 +7,11 @@ from itertools import accumulate
 from statistics import median
 
 from precdoctor.diagnosis.analyses.histories import by_optimizer
+from precdoctor.diagnosis.analyses.parameters import module_of_only, recorded_parameters
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
@@ -17,7 +19,8 @@ PAGE = RulePage(
     finds="""
 The last steps of a run, if their learning rates together are at most `negligible` of the sum over all steps of that
 optimizer: at least `min_steps` steps, and `share` of all its steps. The rate of a step is the largest of its parameter
-groups. Optimizers whose rate is always 0 are left out.
+groups. Else the same for the rates of one group, unless they end at 0, which freezes it on purpose. Optimizers and
+groups whose rate is always 0 are left out.
 """,
     matters="""
 These steps cost as much as any other and hardly move a weight. The loss stops falling, which looks like convergence.
@@ -44,79 +47,97 @@ _ABOUT_ONE = 1.5
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the first optimizer that spends the end of the run at a negligible rate."""
+    """One finding: the first optimizer, else parameter group, that spends the end of the run at a negligible rate."""
     longest = 0
-    for (process, optimizer), steps in by_optimizer(view).items():
+    every = by_optimizer(view).items()
+    for (process, optimizer), steps in every:
         known = [s for s in steps if s.lr is not None]
-        idle = _tail(known, options["negligible"])
-        longest = max(longest, len(idle))
-        if len(idle) >= max(options["min_steps"], options["share"] * len(known)):
-            finding = _finding(process, optimizer, known, idle, options)
+        idle = _idle([s.lr or 0.0 for s in known], options["negligible"])
+        longest = max(longest, idle)
+        if idle >= max(options["min_steps"], options["share"] * len(known)):
+            place = Location(phase=Phase.OPTIMIZER, rank=process.rank, step=known[-idle].step)
+            finding = _finding(place, optimizer, known, [s.lr or 0.0 for s in known], idle, options)
+            return Checked([finding], finding.title, Status.FAILED)
+    for (process, optimizer), steps in every:
+        for number in range(len(steps[0].lrs) if len({len(s.lrs) for s in steps}) == 1 else 0):
+            rates = [s.lrs[number] for s in steps]
+            idle = _idle(rates, options["negligible"])
+            if idle < max(options["min_steps"], options["share"] * len(rates)) or not median(rates[-idle:]):
+                continue  # a rate of 0 freezes a group on purpose
+            module = _module_of(view, process, optimizer, number)
+            place = Location(*module, phase=Phase.OPTIMIZER, rank=process.rank, step=steps[-idle].step)
+            what = f"parameter group {number} of {optimizer}{f' (`{module[1]}`)' if module[1] else ''}"
+            finding = _finding(place, what, steps, rates, idle, options)
             return Checked([finding], finding.title, Status.FAILED)
     return Checked((), f"{plural(longest, 'step')} at the end of a decayed learning rate")
 
 
-def _tail(steps: Sequence[StepFacts], most: float) -> Sequence[StepFacts]:
-    """Return the last steps, whose rates together are at most ``most`` of the sum of all; none if all are 0."""
-    left = list(accumulate(s.lr or 0.0 for s in reversed(steps)))[::-1]
-    if not left or not left[0]:
-        return []
-    return steps[next((i for i, rest in enumerate(left) if rest <= most * left[0]), len(left)) :]
+def _idle(rates: Sequence[float], most: float) -> int:
+    """Return the number of last steps whose rates together are at most ``most`` of the sum of all; 0 if all are 0."""
+    left = list(accumulate(reversed(rates)))
+    return sum(rest <= most * left[-1] for rest in left) if left and left[-1] > 0.0 else 0
+
+
+def _module_of(view: RunView, process: Process, optimizer: str, number: int) -> tuple[str | None, str]:
+    """Return root and FQN of the largest module that holds only weights of this parameter group."""
+    names = [text(o.get("name")) for o in view.facts(process).get("optimizers") or ()]
+    known = list(recorded_parameters(view, process))
+    group = [names.index(optimizer), number] if optimizer in names else None
+    mine = [place for place, p in known if list(p.get("group") or ()) == group]
+    return module_of_only(mine[0], mine, [place for place, _ in known]) if mine else (None, "")
 
 
 def _finding(
-    process: Process, optimizer: str, known: Sequence[StepFacts], idle: Sequence[StepFacts], options: Options
+    place: Location, whose: str, steps: Sequence[StepFacts], rates: Sequence[float], idle: int, options: Options
 ) -> Finding:
-    rates, first, last = [s.lr or 0.0 for s in known], idle[0], idle[-1].lr or 0.0
-    share, peak = len(idle) / len(known), max(rates)
-    left = rates[-len(idle) :]
-    part = sum(left) / sum(rates)
+    first, peak, left = steps[-idle].step, max(rates), rates[-idle:]
+    share, part = idle / len(rates), sum(left) / sum(rates)
     return RULE.finding(
         confidence=0.9,
-        title=f"the learning rate has decayed to {last:.3g}: the last {len(idle):,} of {len(known):,} steps of "
-        f"{optimizer} hardly move the weights",
-        message=f"From step {first.step:,} on the learning rate of {optimizer} is at most {max(left):.3g}; its largest "
+        title=f"the learning rate has decayed to {left[-1]:.3g}: the last {idle:,} of {len(rates):,} steps of "
+        f"{whose} hardly move the weights",
+        message=f"From step {first:,} on the learning rate of {whose} is at most {max(left):.3g}; its largest "
         f"is {peak:.3g}. The rates of these {percent(share)} of the steps (limit {percent(options['share'])}) are "
         f"together {part:.2g} of the sum of all (limit {options['negligible']:.2g}).",
-        location=Location(phase=Phase.OPTIMIZER, rank=process.rank, step=first.step),
+        location=place,
         evidence={
-            "idle_steps": len(idle),
+            "idle_steps": idle,
             "share": share,
             "limit": options["share"],
             "part_of_rates": part,
             "largest_rate": peak,
-            "last_rate": last,
+            "last_rate": left[-1],
             "confidence_reason": "the learning rate is recorded on every step",
         },
-        prescription=_per_update(known, idle) if _ran_per_micro_batch(known, idle) else _per_epoch(idle),
+        prescription=_per_update(steps, idle) if _ran_per_micro_batch(steps, idle) else _per_epoch(idle),
     )
 
 
-def _ran_per_micro_batch(known: Sequence[StepFacts], idle: Sequence[StepFacts]) -> bool:
+def _ran_per_micro_batch(steps: Sequence[StepFacts], idle: int) -> bool:
     """Return whether the rate was gone after one step in k, at k micro-batches per step."""
-    micro_batches = median(s.micro_steps for s in known)
-    ran = (len(known) - len(idle)) * micro_batches / len(known)
+    micro_batches = median(s.micro_steps for s in steps)
+    ran = (len(steps) - idle) * micro_batches / len(steps)
     return micro_batches >= 2.0 and 1.0 / _ABOUT_ONE <= ran <= _ABOUT_ONE
 
 
-def _per_update(known: Sequence[StepFacts], idle: Sequence[StepFacts]) -> Prescription:
-    micro_batches = median(s.micro_steps for s in known)
+def _per_update(steps: Sequence[StepFacts], idle: int) -> Prescription:
+    micro_batches = median(s.micro_steps for s in steps)
     return Prescription(
         title=f"advance the schedule once per optimizer step, not on each of its {micro_batches:g} micro-batches: idle "
-        f"steps {len(idle):,} -> 0",
+        f"steps {idle:,} -> 0",
         change={"schedule": {"from": "per micro-batch", "to": "per optimizer step"}},
-        predicted={"idle_steps": {"from": len(idle), "to": 0}},
+        predicted={"idle_steps": {"from": idle, "to": 0}},
         snippet=f"for i, batch in enumerate(loader, 1):\n    ...\n    if i % {micro_batches:g} == 0:\n"
         "        optimizer.step()\n        scheduler.step()  # here, not after each backward()\n"
         "        optimizer.zero_grad()\n",
     )
 
 
-def _per_epoch(idle: Sequence[StepFacts]) -> Prescription:
+def _per_epoch(idle: int) -> Prescription:
     return Prescription(
-        title=f"advance the schedule once per epoch, or stretch it over the run: idle steps {len(idle):,} -> 0",
+        title=f"advance the schedule once per epoch, or stretch it over the run: idle steps {idle:,} -> 0",
         change={"schedule": {"from": "per batch", "to": "per epoch"}},
-        predicted={"idle_steps": {"from": len(idle), "to": 0}},
+        predicted={"idle_steps": {"from": idle, "to": 0}},
         snippet="for epoch in range(epochs):\n    for batch in loader:\n        ...\n        optimizer.step()\n"
         "    scheduler.step()  # or after each batch, with a schedule as long as epochs * len(loader)\n",
     )
