@@ -119,8 +119,12 @@ def _print_drifts(c: Comparison, console: Console) -> None:
     if most:
         console.print("\nMoved most, median over the steps:")
         console.print(Padding(_table(most), (0, 0, 0, 2)))
-    if not moved and not most:
-        console.print(f"\nNo tensor moved by more than {_QUIET} binades.")
+    known = max((d.steps.size for d in c.drifts), default=0)
+    if not known:
+        console.print("\nNo tensor has finite elements other than zero in both runs on a step that both sampled.")
+    elif not moved and not most:
+        few = f", on {plural(known, 'step')}: on others they are not finite" if known < len(c.sampled_steps) / 2 else ""
+        console.print(f"\nNo tensor moved by more than {_QUIET} binades{few}.")
 
 
 def _gradient_of(drift: Drift) -> Key | None:

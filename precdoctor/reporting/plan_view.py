@@ -18,7 +18,7 @@ from precdoctor.diagnosis.offline.whatif.plan import WIDE, ModulePlan, OperandPl
 from precdoctor.reporting.json_report import answer_head
 from precdoctor.reporting.run_head import print_head
 from precdoctor.reporting.tables import Name, folded, left, right, table
-from precdoctor.reporting.text import clean, size
+from precdoctor.reporting.text import clean, module_label, several_models, size
 from precdoctor.reporting.whatif_report import cache, described
 from precdoctor.reporting.whatif_view import cache_words, decibels
 from precdoctor.runlog.atomic import jsonable
@@ -40,11 +40,12 @@ def print_plan(plan: Plan, run: Mapping[str, Any], console: Console, *, remark: 
         console.print(Text.assemble((f"{name:<6}", _STYLES[name]), f"{plural(counts[name], 'module')}: {_WORDS[name]}"))
     module, why = {"header": "module", "ratio": 2}, folded("why not narrower", ratio=3)
     shown = table(module, *left("precision"), *right("flushed", "SQNR"), *why)
+    several = several_models((m.root, m.module) for m in plan.modules)
     for m in plan.modules:
         worst = min(m.operands, key=lambda o: o.prediction.sqnr_db.estimate, default=None)
         flushed = max((o.prediction.flushed.estimate for o in m.operands), default=None)
         shown.add_row(
-            Name(m.module or m.root),
+            Name(module_label(m.root, m.module, several=several)),
             Text(m.precision, _STYLES[m.precision]),
             percent(flushed),
             "–" if worst is None else decibels(worst.prediction.sqnr_db.estimate),
@@ -168,9 +169,10 @@ def print_inference_plan(
             console.print(Text(f"{choice}: {plural(count, f'{words} tensor' if words == 'cache' else words)}"))
     tensor, why = {"header": "tensor", "ratio": 2}, folded("why not narrower", ratio=2)
     shown = table(tensor, *left("format"), *right("bits", "SQNR"), *why)
+    several = several_models((t.seen.key.root, t.seen.key.module) for t in plan.tensors)
     for t in plan.tensors:
         shown.add_row(
-            Name(_place(t)),
+            Name(_place(t, several)),
             Text(_choice(t), "pd.near" if t.recipe is None else "pd.good"),
             f"{t.bits:.4g}",
             "–" if t.prediction is None else decibels(t.prediction.sqnr_db.estimate),
@@ -186,10 +188,10 @@ def _choice(t: TensorPlan) -> str:
     return _WORDS[WIDE] if t.recipe is None else t.recipe.short()
 
 
-def _place(t: TensorPlan) -> str:
+def _place(t: TensorPlan, several: bool) -> str:
     key = t.seen.key
     name = "" if key.kind == "weight" and key.name == "weight" else key.name
-    return " ".join(word for word in (key.module or key.root, key.kind, name) if word)
+    return " ".join(word for word in (module_label(key.root, key.module, several=several), key.kind, name) if word)
 
 
 def _inference_lines(plan: InferencePlan, run: Mapping[str, Any]) -> Iterator[str]:

@@ -64,8 +64,8 @@ def run_facts(run: Mapping[str, Any]) -> str:
     if isinstance(run.get("applied"), int):
         facts.append(f"changed by --apply ({plural(run['applied'], 'prescription')})")
     if run.get("complete") is False:
-        known = isinstance(run.get("exit_status"), int)
-        facts.append("not closed cleanly" if known else "not closed cleanly (killed, or still running)")
+        why = "" if isinstance(run.get("exit_status"), int) else " (killed, out of disk space, or still running)"
+        facts.append(f"not closed cleanly{why}")
     if run.get("cut_short"):
         facts.append(f"recorded no further: {clean(run['cut_short'], 160)}")
     return "; ".join(facts)

@@ -56,8 +56,8 @@ def verdict(found: Shadowed | None, limits: Limits) -> tuple[str, str]:
     more = "" if within == len(layers) else f", limit {limits.limit * found.slack:g} u"
     verb = "is" if len(layers) == 1 else "are"
     return "clean", (
-        f"Precision is not the problem: {share} {verb} within {_expected(found, limits)} of {wide(found)} when fed the "
-        f"same, worst {clean(worst.place)} {units(worst.local, found.u)} "
+        f"Precision is not the problem in the modules: {share} {verb} within {_expected(found, limits)} of "
+        f"{wide(found)} when fed the same, worst {clean(worst.place)} {units(worst.local, found.u)} "
         f"({percent(worst.local)}{more})."
     )
 

@@ -18,7 +18,7 @@ from precdoctor.reporting.run_head import print_ending, print_head
 from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.summary import Summary, TensorSummary
 from precdoctor.reporting.tables import Name, facts, folded, grid, left, right, table
-from precdoctor.reporting.text import clean, factor, not_neutral, number, power, recording_cost, size
+from precdoctor.reporting.text import clean, factor, module_label, not_neutral, number, power, recording_cost, size
 
 #: Titles of the series of the timeline, and whether they are drawn on a logarithmic scale.
 _SERIES = {"loss": ("loss", False), "grad_norm": ("gradient norm", True), "lr": ("learning rate", False)}
@@ -126,17 +126,12 @@ def _name_table(console: Console, second: str, narrow: str, *numbers: str) -> Ta
     return table(*({"header": title} for title in titles), *left(narrow), *right(*numbers))
 
 
-def _module_label(tensor: TensorSummary, several: bool) -> str:
-    """The module's FQN, after its root if the run has several models: both halves of a GAN have a ``main.0``."""
-    return f"{tensor.root} {tensor.module}" if several and tensor.module else tensor.module or tensor.root
-
-
 def _print_tensors(title: str, tensors: Sequence[TensorSummary], several: bool, console: Console) -> None:
     console.print(Text(f"\n{title}", "pd.strong"))
     shown = _name_table(console, "tensor", "dtype", "amax", "headroom", "subnormal", "zero", "NaN/Inf")
     for t in tensors:
         shown.add_row(
-            *_name_cells(console, _module_label(t, several), f"{t.kind} {t.name}".strip()),
+            *_name_cells(console, module_label(t.root, t.module, several=several), f"{t.kind} {t.name}".strip()),
             clean(t.dtype),
             number(t.amax),
             factor(t.headroom_binades),
@@ -153,7 +148,7 @@ def _print_casts(tensors: Sequence[TensorSummary], several: bool, console: Conso
     shown = _name_table(console, "operand", "cast to", "amax", "headroom", "clipped", "flushed")
     for t in tensors:
         shown.add_row(
-            *_name_cells(console, _module_label(t, several), t.name),
+            *_name_cells(console, module_label(t.root, t.module, several=several), t.name),
             clean(t.format or ""),
             number(t.amax),
             factor(t.headroom_binades),

@@ -142,6 +142,16 @@ def not_neutral(recorder: Mapping[str, Any]) -> str | None:
     return f"recorded with {', '.join(changed_by)}, which may change the training" if changed_by else None
 
 
+def several_models(places: Iterable[tuple[str, str]]) -> bool:
+    """Return whether modules of several models occur among ``(root, module)``, so that labels must name the root."""
+    return len({root for root, module in places if module}) > 1
+
+
+def module_label(root: str, module: str, *, several: bool) -> str:
+    """The module's FQN, after its root if there are ``several`` models: both halves of a GAN have a ``main.0``."""
+    return f"{root} {module}" if several and module else module or root
+
+
 def spans(steps: Iterable[int], most: int = 4) -> str:
     """Step numbers as ranges: ``0–12, 14, 20–31``; if there are more than ``most``, first and last step: ``0 … 99``."""
     ranges: list[list[int]] = []

@@ -17,7 +17,7 @@ from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.offline.whatif.plan_file import Figures
 from precdoctor.reporting.json_report import head
 from precdoctor.reporting.tables import Name, folded, right, table
-from precdoctor.reporting.text import clean
+from precdoctor.reporting.text import clean, module_label, several_models
 from precdoctor.reporting.whatif_report import described
 from precdoctor.reporting.whatif_view import decibels
 from precdoctor.runlog.atomic import jsonable
@@ -65,7 +65,8 @@ def _print_casts(trial: Trial, console: Console, worst: int) -> None:
     judged = [c.came_true for c in trial.casts if c.came_true is not None]
     console.print(Text(f"\nCasts: {sum(judged)} of {len(judged)} did what was predicted", "pd.strong"))
     shown = table(*folded("module", "cast"), *right("step", "flushed", "saturated", "SQNR", ""))
-    for cast in trial.casts[:worst]:
+    several = several_models((c.planned.root, c.planned.module) for c in trial.casts)
+    for cast in sorted(trial.casts, key=lambda c: c.came_true is not False)[:worst]:
         words, style = _CAME_TRUE[cast.came_true]
         pairs = [
             _pair(cast, lambda f: percent(f.flushed)),
@@ -73,7 +74,7 @@ def _print_casts(trial: Trial, console: Console, worst: int) -> None:
             _pair(cast, lambda f: decibels(f.sqnr_db)),
         ]
         at = "–" if cast.step is None else str(cast.step)
-        place = " ".join(filter(None, (cast.planned.module or cast.planned.root, cast.name)))
+        place = f"{module_label(cast.planned.root, cast.planned.module, several=several)} {cast.name}".strip()
         shown.add_row(Name(place), clean(f"{cast.planned.role} {cast.planned.cast}"), at, *pairs, Text(words, style))
     console.print(Padding(shown, (0, 0, 0, 2)))
     console.print("  Each pair is predicted -> seen, on the worst step of the run without the plan.")
@@ -90,8 +91,10 @@ def _print_gradients(trial: Trial, console: Console, worst: int) -> None:
         return
     console.print(Text("\nNorms of weight gradients, with the plan over without", "pd.strong"))
     shown = table(*folded("module"), *right("first step", "median", "zeros"))
+    several = several_models((g.root, g.module) for g in trial.gradients)
     for g in sorted(trial.gradients, key=_deviation, reverse=True)[:worst]:
-        shown.add_row(Name(g.module or g.root), _ratio(g.first), _ratio(g.typical), f"{100 * g.zeros:+.2g} points")
+        name = module_label(g.root, g.module, several=several)
+        shown.add_row(Name(name), _ratio(g.first), _ratio(g.typical), f"{100 * g.zeros:+.2g} points")
     console.print(Padding(shown, (0, 0, 0, 2)))
     console.print("  The log keeps norms and exponents, not elements: it gives no angle between the two gradients.")
     _more(len(trial.gradients), worst, console)

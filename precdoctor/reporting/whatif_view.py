@@ -21,7 +21,7 @@ from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.rangebar import RangeBar, range_words
 from precdoctor.reporting.run_head import print_head, run_facts
 from precdoctor.reporting.tables import Name, left, right, table
-from precdoctor.reporting.text import clean, number, size
+from precdoctor.reporting.text import clean, module_label, number, several_models, size
 from precdoctor.reporting.whatif_report import together
 
 #: Width from which on scale and headroom are shown.
@@ -157,7 +157,7 @@ def notes(answer: Answer, run: Mapping[str, Any]) -> Iterator[str]:
         counted = f"what {recipe.name} would flush too is counted" if recipe.block is None else "they are not counted"
         yield (
             f"{plural(len(lost), 'tensor')} had lost elements to the recorded dtype already (most: "
-            f"{percent(most.lost_before)} of {clean(place(most))}): {counted}."
+            f"{percent(most.lost_before)} of {clean(place(most, answer))}): {counted}."
         )
     if answer.vectors:
         yield f"Left out: {plural(answer.vectors, 'one-dimensional weight')} (biases, gains); --kind weight has them."
@@ -169,11 +169,12 @@ def notes(answer: Answer, run: Mapping[str, Any]) -> Iterator[str]:
     yield from filter(None, [not_native([recipe], run.get("device"))])
 
 
-def place(forecast: Forecast) -> str:
+def place(forecast: Forecast, answer: Answer) -> str:
     """The label of a tensor: ``blocks.0.attn.q weight_grad bias``; a name equal to the kind is left out."""
-    key = forecast.seen.key
+    key, every = forecast.seen.key, (f.seen.key for f in answer.forecasts)
+    module = module_label(key.root, key.module, several=several_models((k.root, k.module) for k in every))
     name = "" if key.name == key.kind else key.name
-    return " ".join(word for word in (key.module or key.root, key.kind, name) if word)
+    return " ".join(word for word in (module, key.kind, name) if word)
 
 
 def _table(answer: Answer, shown: tuple[Forecast, ...], console: Console) -> Table:
@@ -186,7 +187,7 @@ def _table(answer: Answer, shown: tuple[Forecast, ...], console: Console) -> Tab
     shown_table = table({"header": "tensor"}, *range_column, *right(*columns), *instead, gap=gap)
     for f in shown:
         by_column = _prediction_cells(f)
-        cells: list[RenderableType] = [Name(place(f), "pd.bad" if f.misses else ""), bar(f, answer, ascii_only)]
+        cells: list[RenderableType] = [Name(place(f, answer), "pd.bad" if f.misses else ""), bar(f, answer, ascii_only)]
         cells += [by_column.get(column, Text("–", "pd.quiet")) for column in columns]
         shown_table.add_row(*cells, *([Text(would_hold(f))] if answer.failing else []))
     return shown_table
@@ -239,7 +240,7 @@ def print_concise(answer: Answer, console: Console) -> None:
         p = f.prediction
         held = f"; {f.instead.recipe.short()} would hold" if f.instead else "; nothing tried holds"
         console.print(
-            f"{clean(place(f))}: step {f.step}: flushed {percent(f.flushed)}, saturated "
+            f"{clean(place(f, answer))}: step {f.step}: flushed {percent(f.flushed)}, saturated "
             f"{percent(p.saturated.estimate)}, SQNR {decibels(p.sqnr_db.estimate)}{held}",
             soft_wrap=True,
         )
@@ -258,7 +259,7 @@ def markdown(answer: Answer, run: Mapping[str, Any], *, worst: int) -> str:
     for f in answer.forecasts[:worst]:
         by_column = _prediction_cells(f)
         cells = [by_column[column].plain if by_column else "–" for column in columns]
-        name = clean(place(f)).replace("|", "\\|").replace("`", "'")
+        name = clean(place(f, answer)).replace("|", "\\|").replace("`", "'")
         lines.append(f"| `{name}` | {' | '.join(cells)} | {would_hold(f)} |")
     lines += [line.strip("\n") for line in ("", *remedies(answer), *notes(answer, run))]
     return "\n".join(lines) + "\n"

@@ -19,7 +19,7 @@ _FURTHEST = {
 }
 _NOTHING = (
     "no Python process of the command loaded precdoctor: its interpreter has no precdoctor installed "
-    "(pip install precdoctor there), or a launcher dropped the environment variable PRECDOCTOR_RUN"
+    "(install it there), or a launcher dropped the environment variable PRECDOCTOR_RUN"
 )
 
 

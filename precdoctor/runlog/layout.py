@@ -276,7 +276,7 @@ def refuse_newer(version: int, written: Path) -> None:
     if version > SCHEMA_VERSION:
         raise NewerSchemaError(
             f"{written} was written by a newer precdoctor (log schema {version}, this one reads up to "
-            f"{SCHEMA_VERSION}); upgrade with: pip install --upgrade precdoctor"
+            f"{SCHEMA_VERSION}); read it with that version or a newer one"
         )
 
 

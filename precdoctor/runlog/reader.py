@@ -377,7 +377,7 @@ def _rank_log(rank: RankDirectory, cache: PartCache, read_facts: Callable[[Path]
     if not os.path.lexists(rank.path / RANK_FILE):
         problems.append(f"{RANK_FILE} is missing: the process ended before it had seen the model")
     if end is None:
-        problems.append(f"{END_FILE} is missing: the process was killed or is still running")
+        problems.append(f"{END_FILE} is missing: the process was killed, is still running, or had no disk space left")
     else:
         problems += [f"{part.path.name} was left open" for part in content.files if not part.sealed]
     problems += [f"{name} is listed and missing" for name in content.missing]

@@ -64,7 +64,7 @@ def untrustworthy(diagnosis: Diagnosis) -> str | None:
     if lacking:
         return f"{lacking[0].code} {lacking[0].name} could not be judged: {lacking[0].reason}"
     if not diagnosis.run.get("complete", True):
-        return "the run was killed or is still running: its log was never closed"
+        return "the run was killed, is still running, or had no disk space left: its log was never closed"
     return None
 
 

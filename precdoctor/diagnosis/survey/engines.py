@@ -83,7 +83,7 @@ def _dask(address: str) -> Iterator[Executor]:
     try:
         from distributed import Client
     except ImportError:
-        raise UsageError("--engine dask needs Dask; install it with: pip install 'precdoctor[dask]'") from None
+        raise UsageError("--engine dask needs Dask; install it with: pip install distributed") from None
     try:
         # tcp://host:port; without an address a local cluster that ends with the command (any free dashboard port)
         own = {} if address else {"dashboard_address": "127.0.0.1:0"}

@@ -270,10 +270,15 @@ def range_evidence(row: TensorRow) -> dict[str, Any]:
 
 
 def path_evidence(rows: Sequence[TensorRow]) -> list[dict[str, Any]]:
-    """Return the ``path`` entry of a finding: the last :data:`PATH_LENGTH` of ``rows``, which are in order."""
+    """Return the ``path`` entry of a finding: the last :data:`PATH_LENGTH` of ``rows``, which are in order.
+
+    If they belong to several models, a module's FQN follows its root.
+    """
+    shown = rows[-PATH_LENGTH:]
+    several = len({row.root for row in shown if row.module}) > 1
     return [
         {
-            "module": row.module or row.root,
+            "module": f"{row.root} {row.module}" if several and row.module else row.module or row.root,
             "kind": row.kind,
             "name": row.name,
             "dtype": row.dtype,
@@ -283,7 +288,7 @@ def path_evidence(rows: Sequence[TensorRow]) -> list[dict[str, Any]]:
             "nan": row.nan,
             "inf": row.inf,
         }
-        for row in rows[-PATH_LENGTH:]
+        for row in shown
     ]
 
 

@@ -27,8 +27,7 @@ def to_tensorboard(run: Run, folder: Path, choice: Choice) -> list[Path]:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError as error:
         raise UsageError(
-            f"exporting to TensorBoard needs a package that cannot be imported ({error}); "
-            "type: pip install 'precdoctor[tensorboard]'"
+            f"exporting to TensorBoard needs a package that cannot be imported ({error}); type: pip install tensorboard"
         ) from None
     files = []
     for process, steps in points(run, choice):

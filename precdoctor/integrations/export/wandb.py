@@ -22,8 +22,7 @@ def to_wandb(run: Run, folder: Path, choice: Choice) -> list[Path]:
         import wandb
     except ImportError as error:
         raise UsageError(
-            f"exporting to Weights & Biases needs a package that cannot be imported ({error}); "
-            "type: pip install 'precdoctor[wandb]'"
+            f"exporting to Weights & Biases needs a package that cannot be imported ({error}); type: pip install wandb"
         ) from None
     name = run.path.resolve().name
     places = []

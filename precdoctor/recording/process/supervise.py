@@ -55,6 +55,7 @@ class Supervisor:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._failed = False
+        self._asked = False
 
     def start(self) -> None:
         """Start the thread. It inherits the caller's blocked signals, so none is delivered to it."""
@@ -91,10 +92,15 @@ class Supervisor:
             say(f"the online rules have stopped ({type(error).__name__}: {error}); the training goes on")
 
     def _handle(self, finding: Any, *, last: bool) -> None:
-        """Run the command for a finding, and request a halt if ``halts`` returns True for it."""
+        """Run the command for a finding; request a halt for the first that ``halts`` chooses, or state it too late."""
         if self._online.command is not None:
             self._run_command(self._online.command, self._online.to_json(finding, self._run))
-        if not last and self._online.halts(finding):
+        if self._asked or not self._online.halts(finding):
+            return
+        self._asked = True
+        if last:
+            say(f"the command had ended before --halt-on could stop it: {self._online.title(finding)}")
+        else:
             message = f"--halt-on, {self._online.title(finding)}"
             try:
                 request_halt(self._run, message)

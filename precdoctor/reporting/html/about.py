@@ -84,7 +84,8 @@ def _facts(view: RunView, survey: Survey) -> Iterator[tuple[str, str]]:
     dropped = {k: v for k, v in recorder["dropped"].items() if v}
     yield "lost rows", ", ".join(f"{number(v)} {k.replace('_', ' ')}" for k, v in dropped.items()) or "none"
     early = f"before the training ended: {clean(view.cut_short, 160)}" if view.cut_short else "cleanly"
-    yield "closed", early if view.complete else "not: killed, or still running; at most the last second is missing"
+    open_still = "not: killed, out of disk space, or still running; at most the last second is missing"
+    yield "closed", early if view.complete else open_still
 
 
 def not_recorded(view: RunView, survey: Survey) -> list[str]:

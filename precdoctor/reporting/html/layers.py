@@ -12,7 +12,7 @@ from rich.cells import cell_len, set_cell_size
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.reporting.html.survey import Survey, TensorId
-from precdoctor.reporting.text import clean
+from precdoctor.reporting.text import clean, module_label, several_models
 from precdoctor.runlog.schema import KINDS
 
 #: Names of the kinds on the page, the most important first.
@@ -88,7 +88,7 @@ def in_order(view: RunView, survey: Survey, kinds: Sequence[str] | None = None) 
 
 def has_several_roots(tensors: Sequence[TensorId]) -> bool:
     """Return whether modules of several roots occur, so that labels must name the root."""
-    return len({t.root for t in tensors if t.module}) > 1
+    return several_models((t.root, t.module) for t in tensors)
 
 
 def label(tensor: TensorId, *, several_roots: bool = False) -> str:
@@ -98,9 +98,7 @@ def label(tensor: TensorId, *, several_roots: bool = False) -> str:
     The second call of a module in a step gets `` #2``, and so on; with ``several_roots`` the root comes first.
     """
     owned = tensor.kind not in (*FORWARD_KINDS, "grad_output", "loss")
-    module = tensor.module or tensor.root or "loss"
-    if several_roots and tensor.module:
-        module = f"{tensor.root} {module}"
+    module = module_label(tensor.root, tensor.module, several=several_roots) or "loss"
     if tensor.name:
         module += f".{tensor.name}" if owned else f" [{tensor.name}]"
     return clean(f"{module} #{tensor.call + 1}" if tensor.call else module, 400)

@@ -78,7 +78,7 @@ def test_an_interpreter_without_precdoctor(folder):
     (said,) = run.said
     assert said == (
         "nothing was recorded: no Python process of the command loaded precdoctor: its interpreter has no precdoctor "
-        "installed (pip install precdoctor there), or a launcher dropped the environment variable PRECDOCTOR_RUN"
+        "installed (install it there), or a launcher dropped the environment variable PRECDOCTOR_RUN"
     )
 
 

@@ -55,12 +55,13 @@ def test_a_finding_is_handed_to_the_command_and_halts_the_run_if_it_should(quick
     assert out == "" and "told" in err, "stdout is the recorded command's"
 
 
-def test_a_run_that_is_over_is_not_asked_to_stop(tmp_path):
-    supervisor = Supervisor(online(lambda _run, last: ["x"] if last else [], halts=True), tmp_path)
+def test_a_run_that_is_over_is_not_asked_to_stop(tmp_path, capsys):
+    supervisor = Supervisor(online(lambda _run, last: ["x", "y"] if last else [], halts=True), tmp_path)
     supervisor._over.set()
     supervisor.start()
     supervisor.finish()
     assert halt_requested(tmp_path) is None
+    assert capsys.readouterr().err.count("the command had ended before --halt-on could stop it: ") == 1
 
 
 def test_a_look_that_fails_is_said_once_and_is_the_last(quick, tmp_path, capsys):

@@ -34,8 +34,8 @@ def layers(*more, count=12):
 
 SHARDED = Shadowed("float32", None, (), (), ((3, "it is sharded"),))
 FULL = {
-    "clean": (layers(), "Precision is not the problem: all 12 layers are within 4 u of FP32"),
-    "between": (layers(piece("head", 5.1, 12)), "Precision is not the problem: 12 of 13 layers are within 4 u of FP32"),
+    "clean": (layers(), "Precision is not the problem in the modules: all 12 layers are within 4 u of FP32"),
+    "between": (layers(piece("head", 5.1, 12)), "the problem in the modules: 12 of 13 layers are within 4 u of FP32"),
     "precision": (layers(piece("norm", 310, 12)), "norm is 310 u off where 4 u is expected; the 12 layers before it"),
     "functional": (layers(piece("attn", 40, 12, "input", "attn.proj")), "attn before .proj is 40 u off"),
     "amplified": (layers(piece("sub", 0.5, 12, total=80, given=0.8)), "sub makes errors of 0.8 u in what it is given"),

@@ -135,7 +135,7 @@ def test_a_killed_rank_is_incomplete_and_readable(tmp_path):
     (rank,) = opened.ranks
     assert not rank.complete
     assert rank.facts == {"device": {"type": "cpu"}}
-    assert rank.problems == ["end.json is missing: the process was killed or is still running"]
+    assert rank.problems == ["end.json is missing: the process was killed, is still running, or had no disk space left"]
     assert len(opened.tensors()) == 1
 
 

@@ -154,7 +154,8 @@ def forecast(run: Run, question: Question) -> Answer:
         raise UsageError(_no_match_message(run, question, kinds))
     vectors = {s.key for s in gathered.seen if skip_vectors and s.key.kind == "weight" and s.shape and not s.is_matrix}
     forecasts = [forecast_of(s, 0, recipe, target) for s in gathered.seen if s.key not in vectors]
-    if forecasts and all(f.unknown == _not_recorded(recipe) for f in forecasts):
+    reasons = {f.unknown for f in forecasts}
+    if None not in reasons and _not_recorded(recipe) in reasons:
         where = f"`precdoctor show {quoted_path(run.path)}` lists its kinds"
         if question.steps != (None, None):
             where = "of a run's steps 0, 1, 2, 4, 8 ... 64 and every 64th have them"

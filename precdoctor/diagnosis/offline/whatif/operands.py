@@ -75,14 +75,22 @@ def modules_with_operands(
     for place, owner in (tied or {}).items():
         if place in outputs and owner in weights:
             weights.setdefault(place, weights[owner])
+    called = {(root, outer) for root, module in weights if (root, module) in outputs for outer in _outer(module)}
     found = []
     for place, weight in weights.items():
         output = outputs.get(place)
         module_class = weight.module_class if weight.key.module == place[1] or output is None else output.module_class
         source = _input_of(place, weight, output, forward, set(weights))
-        found.append(Operands(*place, module_class, weight, source, grads.get(place), _role(place[1], module_class)))
+        keep = _role(place[1], module_class) or ("around other modules" if place in called else "")
+        found.append(Operands(*place, module_class, weight, source, grads.get(place), keep))
     ordered = sorted(found, key=lambda m: _order(outputs.get((m.root, m.module))))
     return _with_heads(ordered, outputs)
+
+
+def _outer(module: str) -> list[str]:
+    """Return the FQNs of the modules around one: what is cast for them, their parts would be given already cast."""
+    parts = module.split(".")
+    return [".".join(parts[:n]) for n in range(len(parts))]
 
 
 def _role(module: str, module_class: str) -> str:

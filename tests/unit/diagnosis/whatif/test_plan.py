@@ -71,6 +71,14 @@ def test_some_stay_wide_whatever_their_numbers(tmp_path):
     assert modules["mlp.gate_proj"].precision == "fp8"
 
 
+def test_a_module_around_others_stays_wide_for_they_would_be_given_what_is_cast_for_it(tmp_path):
+    rows = [*linear("q.base", order=10), *linear("q", order=11), *linear("attn", order=12), *LAST]
+    rows += [r for r in linear("attn.out", order=13) if r["kind"] == "weight"]  # never called: attention reads it
+    _, modules = plan_of(tmp_path, rows)
+    assert modules["q"].reason.startswith("around other modules") and modules["q.base"].precision == "fp8"
+    assert modules["attn"].precision == "fp8"
+
+
 def test_a_head_tied_to_the_embedding_is_planned_under_its_own_name(tmp_path):
     head = [r for r in linear("head", order=99) if r["kind"] != "weight"]
     parameter = {"name": "weight", "module": "token", "shape": list(NORMAL.shape), "tied": ["head.weight"]}
