@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from precdoctor.runlog import arrays
-from precdoctor.runlog.atomic import write_json_atomically
+from precdoctor.runlog.atomic import temporary_name, write_json_atomically
 from precdoctor.runlog.files import END_FILE, RANK_FILE
 from precdoctor.runlog.lock import DirectoryLock, above_streams
 from precdoctor.runlog.schema import TABLES
@@ -44,6 +44,9 @@ _MOST_BATCHES: Final = 256
 
 #: Largest batch to write, in bytes of memory, because readers limit the size of one batch and of one row group.
 _SLICE_BYTES: Final = 16 << 20
+
+#: Bytes of a temporary file that is given up when the log is closed, so that on a full disk there is room to state it.
+_RESERVE: Final = 16 << 10
 
 Column: TypeAlias = Sequence[Any] | npt.NDArray[Any] | pa.Array
 
@@ -95,6 +98,9 @@ class RankWriter:
         self._unsealed: list[_OpenStream] = []
         self._owner: int | None = os.getpid()
         self._lock = DirectoryLock(self.directory)
+        self._reserve = temporary_name(self.directory / END_FILE)
+        with contextlib.suppress(OSError):
+            self._reserve.write_bytes(b"\xff" * _RESERVE)
 
     @property
     def bytes_used(self) -> int:
@@ -173,19 +179,25 @@ class RankWriter:
         self._closed_bytes[path] = path.stat().st_size
 
     def close(self, end: Mapping[str, Any]) -> None:
-        """Seal every stream, then write end.json with the content ``end``; a second call does nothing.
+        """Seal every stream, the smallest first, then write end.json with the content ``end``.
+
+        A second call does nothing.
 
         Raises:
             OSError: the disk is full, or the directory gone or read-only. Parts sealed so far stay; the other streams
-                can be sealed later by :func:`precdoctor.runlog.seal`; there is no end.json.
+                can be sealed later by :func:`precdoctor.runlog.seal`; end.json is there if there was room for it.
         """
         if self._owner != os.getpid():
             return
-        self._unsealed.extend(self._open.values())
+        self._unsealed = sorted((*self._unsealed, *self._open.values()), key=lambda stream: stream.size)
         self._open.clear()
         try:
-            self._seal()
-            write_json_atomically(self.directory / END_FILE, end)
+            with contextlib.suppress(OSError):
+                self._reserve.unlink(missing_ok=True)
+            try:
+                self._seal()
+            finally:
+                write_json_atomically(self.directory / END_FILE, end)
         finally:
             self.abandon()
 

@@ -1,3 +1,5 @@
+import errno
+import io
 import math
 import os
 import subprocess
@@ -9,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from precdoctor.runlog import DiskBudgetReached, RankWriter, create_rank_directory, create_run, open_run, seal
+from precdoctor.runlog import writer as writer_module
 from precdoctor.runlog.verify import verify
 from tests.support.processes import ROOT
 from tests.support.rows import training_columns
@@ -44,7 +47,8 @@ def until_full(write):
 
 
 def names(directory, ending=""):
-    return sorted(path.name for path in directory.iterdir() if path.name.endswith(ending))
+    """The files of a directory, but for temporary ones."""
+    return sorted(p.name for p in directory.iterdir() if p.name.endswith(ending) and not p.name.startswith("."))
 
 
 def test_rotation_by_age(rank_directory):
@@ -213,6 +217,47 @@ def test_a_small_budget_holds_as_much_as_one_of_sealed_parts(rank_directory):
     assert sum(p.stat().st_size for p in rank_directory.iterdir()) < 450_000
     writer.close({})
     assert len(open_run(rank_directory.parent).tensors(["step"])) == written > 1000
+
+
+def test_on_a_full_disk_the_end_is_stated_and_the_streams_stay(rank_directory, monkeypatch):
+    writer = RankWriter(rank_directory)
+    [reserve] = rank_directory.iterdir()
+    append(writer, 0, 4)
+    append(writer, 0, 1, "events")
+    seen = []
+
+    def full(_directory, table, *_):
+        seen.append((table, reserve.exists()))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    assert reserve.stat().st_blocks * 512 >= 4096, "it takes real room"
+    monkeypatch.setattr(writer_module, "seal_stream", full)
+    with pytest.raises(OSError, match="No space left"):
+        writer.close({"reason": "disk"})
+    assert seen == [("events", False)], "the smallest stream comes first, and the room is given up before"
+    run = open_run(rank_directory.parent)
+    assert run.ranks[0].end == {"reason": "disk"} and len(run.tensors(["step"])) == 4
+
+
+def test_a_part_that_does_not_fit_is_an_os_error(rank_directory, monkeypatch):
+    """Room for the footer, but not for the rows: pyarrow's writer then fails in its own way when it is closed."""
+
+    class Full(io.BufferedWriter):
+        refused = False
+
+        def write(self, data):
+            if not self.refused and len(data) > 256:
+                self.refused = True
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(data)
+
+    real = pa.PythonFile
+    monkeypatch.setattr(pa, "PythonFile", lambda file, mode: real(Full(file.raw), mode=mode))
+    writer = RankWriter(rank_directory)
+    writer.append("tensors", training_columns(500, 1, blocks=True), 500)
+    with pytest.raises(OSError, match="No space left"):
+        writer.close({"reason": "disk"})
+    assert open_run(rank_directory.parent).ranks[0].end == {"reason": "disk"}
 
 
 def test_close_twice_and_append_after_it(rank_directory):
