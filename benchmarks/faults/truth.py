@@ -42,6 +42,7 @@ QUIET_SETS = (
     "silent14",
     "silent15",
     "silent16",
+    "silent17",
 )
 #: Sets with faults of both kinds: those that make a non-finite value have a ``phase``.
 MIXED_SETS = ("library",)
