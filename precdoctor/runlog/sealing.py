@@ -87,13 +87,14 @@ def seal_stream(directory: Path, table: str, number: int, data: bytes) -> Part |
 def _write_parquet(path: Path, table: str, batches: Iterator[pa.RecordBatch]) -> tuple[int, int | None, int | None]:
     """Write and sync a Parquet file; return ``(rows, first step, last step)``."""
     schema = stored_schema(table)
-    with path.open("xb") as file:
+    with path.open("x+b") as file:
         with pq.ParquetWriter(pa.PythonFile(file, mode="w"), schema, **_encoding(schema)) as writer:
             for group in _row_groups(batches, schema):
                 writer.write_table(group, row_group_size=ROW_GROUP_ROWS)
         file.flush()
         os.fsync(file.fileno())
-    footer = pq.read_metadata(path)  # not from a metadata_collector: with one, the writer cannot be closed on a full disk
+        # Not from a metadata_collector: with one, pyarrow's writer cannot be closed on a full disk.
+        footer = pq.read_metadata(file)
     return footer.num_rows, *_steps_of(footer, schema.get_field_index("step"))
 
 
