@@ -3,7 +3,7 @@
 import math
 
 from tests.support.samples import Sample
-from tests.support.training import Training
+from tests.support.training import FACTS, Training
 
 
 def rates(*values: float, steps: int = 40) -> Training:
@@ -36,6 +36,26 @@ def frozen_group() -> Training:
 
 def slower_group() -> Training:
     return group(1e-6)
+
+
+def made_with(base: float, *values: float, before: int | None = None) -> Training:
+    """An optimizer that is made with the rate ``base`` and steps at others."""
+    run = rates(*values)
+    own = {**FACTS["optimizers"][0], "groups": [{"initial_lr": base, "parameters": 8}], "steps_before": before}
+    run.facts = {**FACTS, "optimizers": [own]}
+    return run
+
+
+def noam() -> Training:
+    return made_with(1.0, 1e-4, 1e-3, 5e-4)
+
+
+def a_warm_up_longer_than_the_run() -> Training:
+    return made_with(1e-3, *[1e-8 * n for n in range(40)])
+
+
+def the_end_of_a_schedule() -> Training:
+    return made_with(1e-3, *[1e-8 * (80 - n) for n in range(40)], before=1000)
 
 
 def warm_up_from_zero() -> Training:
@@ -83,6 +103,14 @@ FIRING = {
         lambda: group(*[0.5**n for n in range(60)]), 11, module="", kind=None, severity="warning", bare=True,
         says=("parameter group 1 of AdamW#0", "the last 29 of 40 steps"),
     ),
+    "a_rate_in_place_of_a_factor": Sample(
+        lambda: made_with(1e-3, *[1e-6 * (40 - n) / 40 for n in range(40)]), 0, module=None, kind=None,
+        severity="warning", bare=True, says=("never exceeds 1e-06", "limit 0.0078", "the square of that one"),
+    ),
+    "a_rate_in_place_of_a_factor_at_another_rate": Sample(
+        lambda: made_with(1e-3, 3e-6), 0, module=None, kind=None, severity="warning", bare=True,
+        says=("never exceeds 3e-06", "most likely that is a rate"),
+    ),
     "a_step_schedule_advanced_per_batch": Sample(
         lambda: rates(*[0.8 ** (n // 4) for n in range(300)], steps=300), 137, module=None, kind=None,
         severity="warning", bare=True, says=("hardly move the weights", "limit 0.00049"),
@@ -92,6 +120,7 @@ HEALTHY = {
     f.__name__: f
     for f in (
         warm_up_from_zero, zero_from_the_beginning, small_to_the_end, a_long_tail, too_few_steps, Training,
-        exponential_to_a_millionth, cosine, frozen_group, slower_group,
+        exponential_to_a_millionth, cosine, frozen_group, slower_group, noam, a_warm_up_longer_than_the_run,
+        the_end_of_a_schedule,
     )
 }  # fmt: skip

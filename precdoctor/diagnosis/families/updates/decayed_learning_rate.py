@@ -11,6 +11,7 @@ from precdoctor.diagnosis.analyses.parameters import module_of_only, recorded_pa
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.families.updates.decayed_learning_rate_factor import find_factor
 from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
@@ -21,6 +22,11 @@ The last steps of a run, if their learning rates together are at most `negligibl
 optimizer: at least `min_steps` steps, and `share` of all its steps. The rate of a step is the largest of its parameter
 groups. Else the same for the rates of one group, unless they end at 0, which freezes it on purpose. Optimizers and
 groups whose rate is always 0 are left out.
+
+Also an optimizer whose rate, over at least `min_steps` steps, never exceeds `factor` of the rate that it was made with
+(torch's `initial_lr`) and is not at its largest at the end: a schedule returned a rate where a factor is expected.
+Left out are optimizers made with a rate above 0.1, as for the schedule of "Attention Is All You Need", and those that
+continue earlier steps.
 """,
     matters="""
 These steps cost as much as any other and hardly move a weight. The loss stops falling, which looks like convergence.
@@ -37,7 +43,8 @@ gradient accumulation, one that counts optimizer steps may be advanced once per 
 Advance the schedule once per epoch, or once per optimizer step and give it their number as its length.
 """,
     confidence="""
-0.9: the learning rate is recorded on every step. That nobody wanted to end the training there is an assumption.
+0.9: the learning rate is recorded on every step. That nobody wanted to end the training there is an assumption. 0.95
+if the largest rate is the square of the optimizer's own, 0.8 if it is another small part of it.
 """,
     references=("PyTorch documentation: torch.optim, How to adjust learning rate",),
 )
@@ -58,6 +65,8 @@ def check(view: RunView, options: Options) -> Checked:
             place = Location(phase=Phase.OPTIMIZER, rank=process.rank, step=known[-idle].step)
             finding = _finding(place, optimizer, known, [s.lr or 0.0 for s in known], idle, options)
             return Checked([finding], finding.title, Status.FAILED)
+        if (factor := find_factor(RULE, view, process, optimizer, known, options)) is not None:
+            return Checked([factor], factor.title, Status.FAILED)
     for (process, optimizer), steps in every:
         for number in range(len(steps[0].lrs) if len({len(s.lrs) for s in steps}) == 1 else 0):
             rates = [s.lrs[number] for s in steps]
@@ -155,6 +164,7 @@ RULE = Rule(
         RuleOption("min_steps", 16.0, "steps", "Minimum number of steps at such a rate.", minimum=1.0),
         fraction("share", 0.5, "Minimum share of the optimizer's steps.",
                  "Chosen empirically: half of the run; schedules may end with a long tail."),
+        fraction("factor", 2.0**-7, "Largest part of the optimizer's own rate that a schedule makes of it."),
     ),
     check=check,
     sampled_steps=False,
