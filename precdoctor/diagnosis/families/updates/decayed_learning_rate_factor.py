@@ -41,7 +41,7 @@ def find_factor(
         return None
     squared = abs(peak / base**2 - 1.0) <= _SQUARE
     likely = (
-        "The largest rate is the square of that one: the schedule returned a rate, and multiplied the optimizer's by it."
+        "The largest rate is the square of that one: the schedule returned a rate, and that multiplied the optimizer's."
         if squared
         else "A schedule multiplies the optimizer's rate by what its function returns; most likely that is a rate."
     )
