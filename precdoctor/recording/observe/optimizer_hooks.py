@@ -168,6 +168,8 @@ class OptimizerHooks:
         groups = groups_of(optimizer) if groups is None else groups
         self._note_groups(optimizer, groups)
         if self._recorder.live:
+            if self._recorder.facts is not None:
+                self._recorder.facts.more_groups(attempt.name, groups)
             self._outer.look()
             facts.gradients_of = None if attempt.in_backward else self._rows.owned(optimizer, closure=closure)
         if not closure:  # else gradients are still those of the step before

@@ -9,7 +9,7 @@ import os
 import platform
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -55,19 +55,22 @@ class Facts:
         """Note an optimizer at its first step; ``intended_update`` is ``exact`` or ``gradient``."""
         if name in self._optimizers:
             return
-        groups, idle = [], set()
-        for group in groups_of(optimizer):
-            plain = {k: static.plain(v) for k, v in static.items(group) if k != "params"}
-            parameters = parameters_in(group)
-            groups.append({**plain, "parameters": len(parameters)})
-            idle |= {id(p) for p in parameters if p.grad is None}
-        self._living[name] = weakref.ref(optimizer), frozenset(idle)
+        own = groups_of(optimizer)
+        idle = frozenset(id(p) for group in own for p in parameters_in(group) if p.grad is None)
+        self._living[name] = weakref.ref(optimizer), idle
         self._noted += 1
         before = None if is_capturing() else defer(steps_made(optimizer), by_drain=True)
         kind, package = type(optimizer), static.text(type(optimizer).__module__).partition(".")[0]
         self._optimizers[name] = {"name": name, "class": static.text(kind.__name__), "package": package,
-                                  "intended_update": intended_update, "groups": groups,
+                                  "intended_update": intended_update, "groups": [_group(g) for g in own],
                                   "steps_before": before}  # fmt: skip
+
+    def more_groups(self, name: str, groups: Sequence[dict[str, Any]]) -> None:
+        """Note the groups of an optimizer that are new since it was noted (``add_param_group``)."""
+        noted = self._optimizers.get(name)
+        if noted is not None and len(groups) > len(noted["groups"]):
+            noted["groups"] += [_group(g) for g in groups[len(noted["groups"]) :]]
+            self._noted += 1
 
     def scaler(self, scaler: torch.amp.GradScaler) -> None:
         if id(scaler) not in self._scalers:
@@ -152,6 +155,12 @@ class Facts:
                 groups = [{**g, "unused": own} if own else g for g, own in itertools.zip_longest(groups, shapes) if g]
             found.append({**facts, "groups": groups})
         return found
+
+
+def _group(group: dict[str, Any]) -> dict[str, Any]:
+    """Return the plain settings of a parameter group, and the number of its parameters."""
+    plain = {k: static.plain(v) for k, v in static.items(group) if k != "params"}
+    return {**plain, "parameters": len(parameters_in(group))}
 
 
 def with_device_numbers(facts: Mapping[str, Any]) -> dict[str, Any]:

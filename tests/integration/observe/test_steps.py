@@ -580,6 +580,28 @@ def test_the_group_of_each_parameter_is_known_and_what_an_optimizer_holds_for_no
     assert [[g.get("unused") for g in o["groups"]] for o in facts["optimizers"]] == [[None], [None, [[2, 3], [2]]]]
 
 
+def test_a_group_that_is_added_while_the_training_runs_is_known_with_its_settings(tmp_path):
+    path = script(
+        tmp_path,
+        "added.py",
+        """
+        import torch
+
+        net = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 3))
+        optimizer = torch.optim.Adam(net[1].parameters())
+        for step in range(6):
+            if step == 3:
+                optimizer.add_param_group({"params": net[0].parameters(), "eps": 0.5})
+            net(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+    )
+    facts = precdoctor.open_run(record(tmp_path, "--", *warm(path)).run).ranks[0].facts
+    assert [(g["eps"], g["parameters"]) for g in facts["optimizers"][0]["groups"]] == [(1e-8, 2), (0.5, 2)]
+    assert [p.get("group") for p in facts["roots"][0]["parameters"]] == [[0, 1], [0, 1], [0, 0], [0, 0]]
+
+
 @pytest.mark.parametrize(
     ("ending", "steps"), [("", 4), ("raise ValueError", 5), ("net(torch.full((4, 8), float('nan')))", 5)]
 )
