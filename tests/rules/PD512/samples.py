@@ -33,6 +33,22 @@ def missing(begin: int = 16, *, made: bool = True, optimizers: int = 1) -> Train
     return run
 
 
+def next_optimizer() -> Training:
+    """Another optimizer makes the steps from 16 on, and holds all weights but those of ``PART``."""
+    run = missing(16)
+    for step, row in run.step_rows.items():
+        row["optimizer"] = f"AdamW#{int(step >= 16)}"
+    return run
+
+
+def a_head_trained_alone() -> Training:
+    """The second phase trains the head; the rest is not frozen, so it has gradients."""
+    run = next_optimizer()
+    for step in range(16, 40):
+        run.tensors[step] = [r for r in run.tensors[step] if r["kind"] != "weight_grad_step" or r["module"] == "head"]
+    return run
+
+
 def a_vector_only() -> Training:
     run = fallen()
     run.change(lambda r: r.update(shape=[4096]), module=PART[0])
@@ -91,6 +107,10 @@ FIRING = {
         lambda: fallen(2.0**-20, 10, 60, kinds=("weight_grad", "weight_grad_step"), rate=0.7), ...,
         module="blocks.0.mlp", kind="weight_grad_step", bare=True, severity="info", says=("hardly trains",),
     ),
+    "left_out_by_the_next_optimizer": Sample(
+        next_optimizer, 16, module="blocks.0.mlp", kind="weight_grad_step", bare=True, severity="warning",
+        says=("missing at `step` of `AdamW#1`", "another optimizer makes the steps"),
+    ),
     "no_longer_given": Sample(
         missing, 16, module="blocks.0.mlp", kind="weight_grad_step", bare=True, severity="warning",
         says=("2 of 8 weights", "is given no gradient of it any more"),
@@ -100,6 +120,6 @@ HEALTHY = {
     f.__name__: f
     for f in (
         Training, a_vector_only, half_of_a_percent, everything_falls, zeros, for_a_while, at_the_very_end, frozen,
-        another_optimizer,
+        another_optimizer, a_head_trained_alone,
     )
 }  # fmt: skip

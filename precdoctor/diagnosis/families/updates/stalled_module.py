@@ -26,8 +26,9 @@ Weights that were trained and hardly are any more, while others still are. On th
 optimizer is given has fallen, or is missing. It has fallen if over the last `share` of the run, or longer, its RMS is
 always `fall` binades below its median before, and as far below relative to the median weight of the same step. Zeros do
 not count: a loss weight of 0 and a dead ReLU are no fall. It is missing if it was given on `min_steps` sampled steps
-and is not over the last `share` of the run, although backward passes make it, in a run with one optimizer. One of the
-weights has two dimensions or more. Frozen weights, and those that get no gradient from the loss any more, are left out.
+and is not over the last `share` of the run, although backward passes make it, in a run with one optimizer; or with a
+second one that takes over most of the weights of the first. One of the weights has two dimensions or more. Frozen
+weights, and those that get no gradient from the loss any more, are left out.
 """,
     matters="""
 The rest of the model compensates, so the loss goes on falling and hides it. What the part has learnt so far stays, and
@@ -46,8 +47,9 @@ The finding states where the fall happens. If the backward pass makes the gradie
 look at the weight of that part's loss, and at what its outputs and inputs have become.
 """,
     confidence="""
-0.95 if the optimizer is no longer given a gradient, 0.9 if it falls between `backward` and `step`, and 0.7 if the
-backward pass makes less: that may be meant. If it makes less and less, as of an annealed loss, the finding is a note.
+0.95 if the optimizer is no longer given a gradient, 0.8 if it is another optimizer, 0.9 if it falls between `backward`
+and `step`, and 0.7 if the backward pass makes less: that may be meant. If it makes less and less, as of an annealed
+loss, the finding is a note.
 """,
     references=("PyTorch documentation: Automatic Mixed Precision examples, working with unscaled gradients",),
 )
@@ -90,6 +92,7 @@ class _Fall:
         first: the first step since which all of them are down.
         before, after: median of log2 RMS over the weights, before and since.
         slow: whether it was half-way down some sampled steps earlier, as an annealed loss is.
+        left_out_by: the optimizer that makes the steps since then, if another one made those before.
     """
 
     course: _Course
@@ -98,6 +101,7 @@ class _Fall:
     before: float = math.nan
     after: float = math.nan
     slow: bool = False
+    left_out_by: str = ""
 
     @property
     def weights(self) -> list[Parameter]:
@@ -169,9 +173,12 @@ def _fallen(course: _Course, options: Options) -> _Fall | None:
 
 
 def _withheld(view: RunView, given: _Course, made: _Course, options: Options) -> _Fall | None:
-    """Return the weights whose gradients are still made, and no longer given to the run's only optimizer."""
+    """Return the weights whose gradients are still made, and no longer given to the run's only optimizer.
+
+    Or to its second one, if that follows the first and holds most of what the first did.
+    """
     last = _last_part(given.steps, options)
-    if len({s.optimizer for steps in view.timeline.values() for s in steps if s.optimizer}) != 1 or last < 1:
+    if last < 1:
         return None
     gone = (given.present[:last].sum(0) >= options["min_steps"]) & ~given.present[last:].any(0)
     late = np.isfinite(made.levels[made.steps >= given.steps[last]]).sum(0)
@@ -179,8 +186,14 @@ def _withheld(view: RunView, given: _Course, made: _Course, options: Options) ->
     columns = np.array([i for i in np.flatnonzero(gone).tolist() if given.weights[i] in still], np.int64)
     if not columns.size:
         return None
-    first = 1 + max(int(np.flatnonzero(given.present[:, i])[-1]) for i in columns)
-    return _Fall(given, columns, int(given.steps[first]))
+    at = max(int(np.flatnonzero(given.present[:, i])[-1]) for i in columns)
+    until, first = (int(step) for step in given.steps[at : at + 2])
+    made_by = [(s.step, s.optimizer) for steps in view.timeline.values() for s in steps if s.optimizer]
+    before, since = {name for step, name in made_by if step <= until}, {name for step, name in made_by if step >= first}
+    if len(before | since) == 1:
+        return _Fall(given, columns, first)
+    follows = before.isdisjoint(since) and 2 * columns.size < len(given.weights)
+    return _Fall(given, columns, first, left_out_by=min(since)) if follows else None
 
 
 def _median(values: Floats, axis: int) -> Floats:
@@ -215,6 +228,14 @@ _REMOVED = _Cause(
     ("removed before step", "left by backward"),
     "optimizer.zero_grad()\nloss.backward()\noptimizer.step()  # nothing in between sets p.grad to None\n",
 )
+_LEFT_OUT = _Cause(
+    "Backward passes still make them, and another optimizer makes the steps since then.",
+    0.8,
+    "gradients were recorded; that the new optimizer leaves these out may be meant",
+    "give them to the new optimizer, or freeze them",
+    ("of no optimizer", "given"),
+    "optimizer.add_param_group({'params': part.parameters()})  # or part.requires_grad_(False)\n",
+)
 _DIVIDED = _Cause(
     "The backward pass makes them as before, so code between `backward` and `step` makes them smaller.",
     0.9,
@@ -238,7 +259,7 @@ _FADED = _Cause(
 def _cause(fall: _Fall, made: _Course, options: Options) -> _Cause:
     """Return where the gradients get lost; without rows of the backward pass, it is to blame."""
     if math.isnan(fall.before):
-        return _REMOVED
+        return _LEFT_OUT if fall.left_out_by else _REMOVED
     at = int(np.searchsorted(made.steps, fall.first))
     faded = _level(made, fall.weights, slice(at)) - _level(made, fall.weights, slice(at, None))
     return _DIVIDED if faded < options["fall"] / 2.0 else _FADED
@@ -251,11 +272,11 @@ def _finding(view: RunView, fall: _Fall, made: _Course, options: Options) -> Fin
     part, cause = f"`{module[1] or module[0]}`", _cause(fall, made, options)
     of = f"of {len(weights):,} of {plural(len(every), 'weight')} ({named(labels)})"
     evidence: dict[str, float] = {}
-    if cause is _REMOVED:
+    if math.isnan(fall.before):
         title = f"{part} is not trained from step {first:,} on: the optimizer is given no gradient of it any more"
         message = (
             f"From step {first:,} to the end (limit: the last {percent(options['share'])} of the run) the gradients "
-            f"{of} are missing at `step`. {cause.words}"
+            f"{of} are missing at `step` of `{fall.left_out_by or view.optimizers[0]['name']}`. {cause.words}"
         )
         effect, predicted = "weights without a gradient at the step", (len(weights), 0)
     else:
