@@ -66,6 +66,22 @@ def recorded_parameters(view: RunView, process: Process) -> Iterator[tuple[Param
             yield (text(root.get("name")), text(p.get("module")), text(p.get("name"))), p
 
 
+def module_of_optimizer(
+    view: RunView, process: Process, optimizer: str, group: int | None = None
+) -> tuple[str | None, str]:
+    """Return root and FQN of the largest module that holds only weights of an optimizer, or of one of its groups.
+
+    ``(None, "")`` if it holds all weights of the process, or none of a model.
+    """
+    names = [text(o.get("name")) for o in view.facts(process).get("optimizers") or ()]
+    known = [(place, list(p.get("group") or ())) for place, p in recorded_parameters(view, process)]
+    wanted = [names.index(optimizer), group] if optimizer in names else []
+    mine = [place for place, own in known if own[:1] == wanted[:1] and own and group in (None, *own[1:])]
+    if not wanted or not mine or len(mine) == len(known):
+        return None, ""
+    return module_of_only(mine[0], mine, [place for place, _ in known])
+
+
 def trainable(view: RunView, dtypes: Sequence[str]) -> dict[str, int]:
     """Return ``{root.parameter: elements}`` of the weights in these dtypes that require gradients."""
     found: dict[str, int] = {}

@@ -245,6 +245,11 @@ def _prescribe(row: TensorRow, tensor: _Tensor, source: TensorRow | None, option
     )
 
 
+def _clipped_going_forward(cause: Finding, effect: Finding) -> bool:
+    """Return whether inputs or weights of a module are clipped (``cause``), and its gradients grow (``effect``)."""
+    return same_module(cause, effect) and cause.location.phase is Phase.FORWARD
+
+
 RULE = Rule(
     code="PD401",
     name="fp8-saturation",
@@ -260,7 +265,11 @@ RULE = Rule(
         LOST_DB,
         MIN_ELEMENTS,
     ),
-    explains={**when(same_module, "PD203", "PD706"), **when(same_tensors, "PD407")},
+    explains={
+        **when(same_module, "PD203", "PD706"),
+        **when(_clipped_going_forward, "PD603"),
+        **when(same_tensors, "PD407"),
+    },
     check=check,
     newer_half=True,
 )  # fmt: skip

@@ -7,14 +7,13 @@ from itertools import accumulate
 from statistics import median
 
 from precdoctor.diagnosis.analyses.histories import by_optimizer
-from precdoctor.diagnosis.analyses.parameters import module_of_only, recorded_parameters
+from precdoctor.diagnosis.analyses.parameters import module_of_optimizer
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.updates.decayed_learning_rate_factor import find_factor
-from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
     finds="""
@@ -62,7 +61,8 @@ def check(view: RunView, options: Options) -> Checked:
         idle = _idle([s.lr or 0.0 for s in known], options["negligible"])
         longest = max(longest, idle)
         if idle >= max(options["min_steps"], options["share"] * len(known)):
-            place = Location(phase=Phase.OPTIMIZER, rank=process.rank, step=known[-idle].step)
+            root, module = module_of_optimizer(view, process, optimizer)
+            place = Location(root, module or None, phase=Phase.OPTIMIZER, rank=process.rank, step=known[-idle].step)
             finding = _finding(place, optimizer, known, [s.lr or 0.0 for s in known], idle, options)
             return Checked([finding], finding.title, Status.FAILED)
         if (factor := find_factor(RULE, view, process, optimizer, known, options)) is not None:
@@ -73,9 +73,9 @@ def check(view: RunView, options: Options) -> Checked:
             idle = _idle(rates, options["negligible"])
             if idle < max(options["min_steps"], options["share"] * len(rates)) or not median(rates[-idle:]):
                 continue  # a rate of 0 freezes a group on purpose
-            module = _module_of(view, process, optimizer, number)
-            place = Location(*module, phase=Phase.OPTIMIZER, rank=process.rank, step=steps[-idle].step)
-            what = f"parameter group {number} of {optimizer}{f' (`{module[1]}`)' if module[1] else ''}"
+            root, module = module_of_optimizer(view, process, optimizer, number)
+            place = Location(root, module, phase=Phase.OPTIMIZER, rank=process.rank, step=steps[-idle].step)
+            what = f"parameter group {number} of {optimizer}{f' (`{module}`)' if module else ''}"
             finding = _finding(place, what, steps, rates, idle, options)
             return Checked([finding], finding.title, Status.FAILED)
     return Checked((), f"{plural(longest, 'step')} at the end of a decayed learning rate")
@@ -85,15 +85,6 @@ def _idle(rates: Sequence[float], most: float) -> int:
     """Return the number of last steps whose rates together are at most ``most`` of the sum of all; 0 if all are 0."""
     left = list(accumulate(reversed(rates)))
     return sum(rest <= most * left[-1] for rest in left) if left and left[-1] > 0.0 else 0
-
-
-def _module_of(view: RunView, process: Process, optimizer: str, number: int) -> tuple[str | None, str]:
-    """Return root and FQN of the largest module that holds only weights of this parameter group."""
-    names = [text(o.get("name")) for o in view.facts(process).get("optimizers") or ()]
-    known = list(recorded_parameters(view, process))
-    group = [names.index(optimizer), number] if optimizer in names else None
-    mine = [place for place, p in known if list(p.get("group") or ()) == group]
-    return module_of_only(mine[0], mine, [place for place, _ in known]) if mine else (None, "")
 
 
 def _finding(
