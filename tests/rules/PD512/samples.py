@@ -49,6 +49,28 @@ def a_head_trained_alone() -> Training:
     return run
 
 
+def pruned(share: float = 1.0) -> Training:
+    """From step 16 on this share of the weights of ``PART`` is zero."""
+    run = Training(steps=40)
+    for step in range(16, 40):
+        for module in PART:
+            values: dict[str, Any] = normal(0.0) if share == 1.0 else {"zero": int(share * 4096)}
+            run.change(lambda r, values=values: r.update(values), kind="weight", module=module, step=step)
+    return run
+
+
+def pruned_in_part() -> Training:
+    return pruned(0.9)
+
+
+def zero_until_trained() -> Training:
+    """LoRA's B: zeros at first."""
+    run = Training(steps=40)
+    for step in range(4):
+        run.change(lambda r: r.update(normal(0.0)), kind="weight", module=PART[0], step=step)
+    return run
+
+
 def a_vector_only() -> Training:
     run = fallen()
     run.change(lambda r: r.update(shape=[4096]), module=PART[0])
@@ -111,6 +133,10 @@ FIRING = {
         next_optimizer, 16, module="blocks.0.mlp", kind="weight_grad_step", bare=True, severity="warning",
         says=("missing at `step` of `AdamW#1`", "another optimizer makes the steps"),
     ),
+    "pruned_whole": Sample(
+        pruned, 16, module="blocks.0.mlp", kind="weight", bare=True, severity="warning",
+        says=("all elements of 2 weights are zero", "limit 0"),
+    ),
     "no_longer_given": Sample(
         missing, 16, module="blocks.0.mlp", kind="weight_grad_step", bare=True, severity="warning",
         says=("2 of 8 weights", "is given no gradient of it any more"),
@@ -120,6 +146,6 @@ HEALTHY = {
     f.__name__: f
     for f in (
         Training, a_vector_only, half_of_a_percent, everything_falls, zeros, for_a_while, at_the_very_end, frozen,
-        another_optimizer, a_head_trained_alone,
+        another_optimizer, a_head_trained_alone, pruned_in_part, zero_until_trained,
     )
 }  # fmt: skip

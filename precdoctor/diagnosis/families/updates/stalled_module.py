@@ -29,6 +29,8 @@ not count: a loss weight of 0 and a dead ReLU are no fall. It is missing if it w
 and is not over the last `share` of the run, although backward passes make it, in a run with one optimizer; or with a
 second one that takes over most of the weights of the first. One of the weights has two dimensions or more. Frozen
 weights, and those that get no gradient from the loss any more, are left out.
+
+Also weight matrices that had non-zero elements and have none over the last `share` of the run, as after pruning.
 """,
     matters="""
 The rest of the model compensates, so the loss goes on falling and hides it. What the part has learnt so far stays, and
@@ -47,9 +49,9 @@ The finding states where the fall happens. If the backward pass makes the gradie
 look at the weight of that part's loss, and at what its outputs and inputs have become.
 """,
     confidence="""
-0.95 if the optimizer is no longer given a gradient, 0.8 if it is another optimizer, 0.9 if it falls between `backward`
-and `step`, and 0.7 if the backward pass makes less: that may be meant. If it makes less and less, as of an annealed
-loss, the finding is a note.
+0.9 if all elements of the weights are zero. 0.95 if the optimizer is no longer given a gradient, 0.8 if it is another
+optimizer, 0.9 if it falls between `backward` and `step`, and 0.7 if the backward pass makes less: that may be meant. If
+it makes less and less, as of an annealed loss, the finding is a note.
 """,
     references=("PyTorch documentation: Automatic Mixed Precision examples, working with unscaled gradients",),
 )
@@ -62,7 +64,7 @@ _PLACES = 16
 _ABOUT = 1.5
 #: A fall is slow if it was half-way down on all of that many sampled steps before.
 _SUDDEN = 2
-_KINDS = ("weight_grad", "weight_grad_step")
+_KINDS = ("weight_grad", "weight_grad_step", "weight")
 
 
 @dataclass(frozen=True)
@@ -109,11 +111,13 @@ class _Fall:
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: weights whose given gradient has fallen, else those that are no longer given one."""
+    """One finding: weights that have become zero, else whose given gradient has fallen, else that are given none."""
     columns = ("nan", "pos_inf", "neg_inf", "numel")
     rows = view.measured(("rms", "dimensions"), _KINDS, columns=columns, steps=watched_steps(view))
     matrices = set(parameters(rows[rows["dimensions"] >= 2].drop_duplicates(list(PARAMETER))))
-    made, given = (_course(rows[rows["kind"] == kind]) for kind in _KINDS)
+    made, given, held = (_course(rows[rows["kind"] == kind]) for kind in _KINDS)
+    if (zeroed := _zeroed(held, options)) is not None and not matrices.isdisjoint(zeroed.weights):
+        return Checked([_zeroed_finding(view, zeroed)], f"{plural(len(zeroed.columns), 'weight')} have become zero")
     if len(given.steps) < options["min_steps"] + _AFTER:
         return Checked.not_applicable(f"gradients were given on {plural(len(given.steps), 'sampled step')}")
     fall = _fallen(given, options) or _withheld(view, given, made, options)
@@ -170,6 +174,20 @@ def _fallen(course: _Course, options: Options) -> _Fall | None:
     after = _median(levels[first:], axis=0)
     steps = course.steps
     return _Fall(course, columns, int(steps[first]), float(np.median(middle)), float(np.median(after)), slow)
+
+
+def _zeroed(held: _Course, options: Options) -> _Fall | None:
+    """Return the weights that had non-zero elements and have none over the last part of the run."""
+    if len(held.steps) < options["min_steps"] + _AFTER:
+        return None
+    last = _last_part(held.steps, options)
+    zero = held.present & np.isnan(held.levels)
+    lasts = zero[last:].any(0) & ~np.isfinite(held.levels[last:]).any(0)
+    columns = np.flatnonzero((np.isfinite(held.levels[:last]).sum(0) >= options["min_steps"]) & lasts)
+    if not columns.size:
+        return None
+    at = 1 + max(int(np.flatnonzero(np.isfinite(held.levels[:, i]))[-1]) for i in columns)
+    return _Fall(held, columns, int(held.steps[at]))
 
 
 def _withheld(view: RunView, given: _Course, made: _Course, options: Options) -> _Fall | None:
@@ -306,6 +324,29 @@ def _finding(view: RunView, fall: _Fall, made: _Course, options: Options) -> Fin
             change={"gradient": {"from": cause.change[0], "to": cause.change[1]}},
             predicted={"gradient": {"from": predicted[0], "to": predicted[1]}},
             snippet=cause.snippet,
+        ),
+    )
+
+
+def _zeroed_finding(view: RunView, fall: _Fall) -> Finding:
+    weights, every, first = fall.weights, fall.course.weights, fall.first
+    labels = [parameter_label(p) for p in weights]
+    module = module_of_only(weights[0], weights, every)
+    part = f"`{module[1] or module[0]}`"
+    return RULE.finding(
+        confidence=0.9,
+        title=f"{part} is lost from step {first:,} on: all elements of {plural(len(weights), 'weight')} are zero",
+        message=f"{len(weights):,} of {plural(len(every), 'weight')} ({named(labels)}) had non-zero elements, and from "
+        f"step {first:,} to the end have none (limit 0). What pruned or masked them took the whole layer, and nothing "
+        "passes it any more.",
+        location=tensor_location(module, "", "weight", Phase.OPTIMIZER, view.processes[0], first),
+        evidence={"weights": labels[:16], "limit": 0, "confidence_reason": "the weights were counted"},
+        prescription=Prescription(
+            title=f"prune each layer by a share of its own: layers without a weight {len(weights)} -> 0",
+            change={"weight": {"from": "all zero", "to": "a share of each layer"}},
+            predicted={"weights_all_zero": {"from": len(weights), "to": 0}},
+            snippet="for layer in layers:  # a threshold for all of them takes the quiet ones whole\n"
+            "    torch.nn.utils.prune.l1_unstructured(layer, 'weight', amount)\n",
         ),
     )
 
