@@ -15,12 +15,20 @@ from precdoctor.diagnosis.analyses.origin import class_of, is_loss_module
 from precdoctor.diagnosis.analyses.replays import replay_at
 from precdoctor.diagnosis.claims.finding import Phase
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import SOFTMAXES, arithmetic_cause, scalar_cause
+from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import (
+    MAY_BE_ROUNDED,
+    SOFTMAXES,
+    UNDERFLOWED,
+    arithmetic_cause,
+    is_norm,
+    scalar_cause,
+)
 from precdoctor.diagnosis.families.nonfinite.gradient_causes import discarded_value_cause, gradient_cause
 from precdoctor.diagnosis.families.nonfinite.incident import MAY_BE_NONFINITE, Cause, Culprit, CulpritOp
 from precdoctor.diagnosis.families.nonfinite.tensor_causes import data_cause
 from precdoctor.diagnosis.survey.rows import known_format, number
 from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.numerics.formats import FP32
 from precdoctor.numerics.nonfinite import FILLS, can_make, op_names
 
 #: Kind of an external tensor whose maker the replay did not see.
@@ -310,8 +318,19 @@ def _optimizer_cause(replay: Replay, op: Op) -> Cause:
         exact = f": in FP64 the result reaches {reach:.4g}" if reach is not None else ""
         return Cause("optimizer-overflow", 0.9, f"{op.short} left the range of its format{exact}")
     if cause.name == "division-by-zero":
-        return Cause("optimizer-division-by-zero", cause.confidence, cause.why)
+        why = f"{cause.why}{_rounded_words(replay, op, cause)}"
+        return Cause("optimizer-division-by-zero", cause.confidence, why)
     return cause
+
+
+def _rounded_words(replay: Replay, op: Op, cause: Cause) -> str:
+    """Words if a divisor of 0 is in a format narrower than FP32, and is no norm; else empty."""
+    divisor = op.divisor
+    fmt = known_format(divisor.dtype) if divisor is not None else None
+    if divisor is None or fmt is None or not divisor.zero or UNDERFLOWED in cause.why:
+        return ""
+    is_wide = fmt.mantissa_bits >= FP32.mantissa_bits
+    return "" if is_wide or is_norm(replay, op, divisor) else f" in {fmt.dtype}, which {MAY_BE_ROUNDED}"
 
 
 def _step_cause(op: Op) -> Cause:
