@@ -7,7 +7,7 @@ import pytest
 
 from precdoctor.diagnosis.analyses.op_facts import NAN, POS_INF
 from precdoctor.diagnosis.claims.finding import Phase, Source
-from precdoctor.diagnosis.families.nonfinite.culprit import culprit_op, op_cause
+from precdoctor.diagnosis.families.nonfinite.culprit import culprit_op, op_cause, rounded_divisor
 from precdoctor.diagnosis.families.nonfinite.incident import Culprit
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import prescribe
 from precdoctor.diagnosis.families.nonfinite.op_report import reference_words
@@ -25,13 +25,15 @@ def division(dtype: str, made: str) -> Culprit:
     seen = replay("optimizer", maker, divided)
     blamed = culprit_op(seen)
     assert blamed is not None
-    return Culprit(seen, blamed, Phase.OPTIMIZER, op_cause(seen, blamed, None))
+    cause = rounded_divisor(seen, blamed.op, op_cause(seen, blamed, None))
+    return Culprit(seen, blamed, Phase.OPTIMIZER, cause)
 
 
 @pytest.mark.parametrize(
     ("dtype", "made", "rounded"),
     [
         ("bfloat16", "aten.rsub.Scalar", True),
+        ("float16", "aten.rsub.Scalar", True),
         ("float32", "aten.rsub.Scalar", False),
         ("bfloat16", "aten.linalg_vector_norm.default", False),
     ],
@@ -39,14 +41,15 @@ def division(dtype: str, made: str) -> Culprit:
 def test_a_divisor_in_a_narrow_format_is_to_be_computed_in_float32(dtype: str, made: str, rounded: bool) -> None:
     culprit = division(dtype, made)
     assert culprit.cause.name == "optimizer-division-by-zero"
-    assert ("in bfloat16, which may have rounded it to 0" in culprit.cause.why) is rounded
+    assert (f"in {dtype}, which may have rounded it to 0" in culprit.cause.why) is rounded
     assert ("was rounded to 0 stays 0" in reference_words(culprit.op, culprit.cause)) is rounded
     advice = prescribe(None, STEP, culprit)
     assert ("compute the divisor of div at train.py:19 in FP32" in advice.title) is rounded
     assert ("nonfinite_elements" in advice.predicted) is not rounded
     assert "eps" not in advice.change, "it is no setting of the optimizer"
     if rounded:
-        assert advice.predicted["half_ulp_below_1"] == {"from": 2.0**-9, "to": 2.0**-25}
+        before = 2.0**-9 if dtype == "bfloat16" else 2.0**-12
+        assert advice.predicted["half_ulp_below_1"] == {"from": before, "to": 2.0**-25}
 
 
 @pytest.mark.parametrize(

@@ -55,3 +55,9 @@ def test_the_average_is_named_not_the_trained_model(root: str, label: str, lines
     assert label in finding.title
     assert finding.prescriptions[0].snippet.startswith(lines)
     assert "model.blocks[0].parameters()" in finding.prescriptions[0].snippet
+
+
+def test_weights_are_to_be_kept_in_fp32(tmp_path: Path) -> None:
+    decay = stalled(target="weight", phase="script", value=1.0, move=1e-2) | {"op": "aten.mul_.Tensor"}
+    (finding,) = diagnose(scanned(decay).write(tmp_path), select=["PD509"]).findings
+    assert "model.to(torch.float32)" in finding.prescriptions[0].snippet

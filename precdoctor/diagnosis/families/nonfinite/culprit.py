@@ -55,11 +55,26 @@ def culprit_at(view: RunView, process: Process, step: int) -> Culprit | None:
     cause = op_cause(replay, at, gradient_scale(view, process, step))
     if cause.name == "optimizer-division-by-zero" and not at.op.name.startswith("optim."):
         flushed = next((words for o in at.op.operands if (words := flushed_eps(view, o.dtype))), "")
-        cause = Cause(cause.name, cause.confidence, f"{cause.why}; {flushed}" if flushed else cause.why)
+        cause = replace(cause, why=f"{cause.why}; {flushed}") if flushed else rounded_divisor(replay, at.op, cause)
     culprit = Culprit(replay, at, culprit_phase(view, replay, at), cause)
     if cause.name == "nonfinite-input-batch":
         return replace(culprit, cause=data_cause(replay, culprit.data, cause.why))
     return culprit
+
+
+def rounded_divisor(replay: Replay, op: Op, cause: Cause) -> Cause:
+    """Add to the cause of a division by zero that a format narrower than FP32 may have rounded its divisor to 0.
+
+    The cause stays as it is if the divisor is a norm, or if it is known what made the divisor 0.
+    """
+    divisor = op.divisor
+    fmt = known_format(divisor.dtype) if divisor is not None else None
+    if divisor is None or fmt is None or not divisor.zero or UNDERFLOWED in cause.why:
+        return cause
+    if fmt.mantissa_bits >= FP32.mantissa_bits or is_norm(replay, op, divisor):
+        return cause
+    why = f"the divisor holds {plural(divisor.zero, 'exact zero')} in {fmt.dtype}, which {MAY_BE_ROUNDED}"
+    return replace(cause, why=why)
 
 
 def flushed_eps(view: RunView, dtype: str) -> str:
@@ -318,19 +333,8 @@ def _optimizer_cause(replay: Replay, op: Op) -> Cause:
         exact = f": in FP64 the result reaches {reach:.4g}" if reach is not None else ""
         return Cause("optimizer-overflow", 0.9, f"{op.short} left the range of its format{exact}")
     if cause.name == "division-by-zero":
-        why = f"{cause.why}{_rounded_words(replay, op, cause)}"
-        return Cause("optimizer-division-by-zero", cause.confidence, why)
+        return Cause("optimizer-division-by-zero", cause.confidence, cause.why)
     return cause
-
-
-def _rounded_words(replay: Replay, op: Op, cause: Cause) -> str:
-    """Words if a divisor of 0 is in a format narrower than FP32, and is no norm; else empty."""
-    divisor = op.divisor
-    fmt = known_format(divisor.dtype) if divisor is not None else None
-    if divisor is None or fmt is None or not divisor.zero or UNDERFLOWED in cause.why:
-        return ""
-    is_wide = fmt.mantissa_bits >= FP32.mantissa_bits
-    return "" if is_wide or is_norm(replay, op, divisor) else f" in {fmt.dtype}, which {MAY_BE_ROUNDED}"
 
 
 def _step_cause(op: Op) -> Cause:

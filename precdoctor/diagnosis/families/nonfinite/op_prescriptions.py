@@ -252,9 +252,11 @@ def _replace_cast(view: RunView, incident: Incident, culprit: Culprit) -> Prescr
 
 
 def _raise_eps(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
-    """Make a divisor of 0 in the optimizer nonzero: widen the format that flushes its eps, or raise the eps."""
-    narrow, eps = _narrow_format(culprit), culprit.op.settings.get("eps")
-    if narrow is not None:
+    """Make a divisor of 0 in the optimizer nonzero: widen the format that made it or its eps 0, or raise the eps."""
+    divisor, eps = culprit.op.divisor, culprit.op.settings.get("eps")
+    if divisor is not None and MAY_BE_ROUNDED in culprit.cause.why and not culprit.op.in_library:
+        return _divisor_in_float32(culprit, known_format(divisor.dtype) or BF16)
+    if (narrow := _narrow_format(culprit)) is not None:
         smallest = {"smallest_eps": {"from": narrow.min_subnormal, "to": FP32.min_subnormal}}
         return weights_in_float32(view, narrow, f"{narrow.name} ends at {narrow.min_subnormal:.3g}", smallest)
     if eps == 0:
@@ -266,9 +268,6 @@ def _raise_eps(view: RunView, incident: Incident, culprit: Culprit) -> Prescript
         )
     if culprit.op.in_library:
         return change_the_call(view, incident, culprit)
-    divisor = culprit.op.divisor
-    if divisor is not None and MAY_BE_ROUNDED in culprit.cause.why:
-        return _divisor_in_float32(culprit, known_format(divisor.dtype) or BF16)
     return Prescription(
         title=f"add a small constant to what the optimizer divides by{culprit.at_line}",
         change={"divisor": {"plus": 1e-12}, "op": culprit.op.name},

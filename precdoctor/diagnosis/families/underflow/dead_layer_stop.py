@@ -171,7 +171,7 @@ def flatness_words(row: TensorRow, rows: Sequence[TensorRow]) -> str:
 def print_gradients(root: str, module: str, weights: int, step: int) -> Prescription:
     """Print the largest gradient at the output of each module inside ``module``; nothing is known to be zero there."""
     return Prescription(
-        title=f"print the gradients inside `{module or root}` on step {step}: {weights} of its weights "
+        title=f"print the gradients inside `{module or root}` on step {step}: {plural(weights, 'weight')} "
         f"get{'s' if weights == 1 else ''} none",
         change={"module": module, "hook": "backward"},
         predicted={"prints_at_step": step},

@@ -177,6 +177,9 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     elif anew:
         mend = f"fill its FP32 copy once{fact.own_line}"
         snippet = "masters = [p.detach().float() for p in model.parameters()]  # once, before the loop\n"
+    elif _target(fact) == "weight":
+        mend = f"keep it in {wide}{fact.own_line}"
+        snippet = f"import torch\n\nmodel.to(torch.{wide})  # once, before training; autocast for the computation\n"
     else:
         mend = f"create it in {wide}, and write to it in {wide}{fact.own_line}"
         snippet = _created_in(wide, _target(fact))
