@@ -1,9 +1,11 @@
 """Layers that get nothing from the loss."""
 
+import json
+
 import numpy as np
 
 from tests.support.samples import Sample
-from tests.support.training import FACTS, NUMEL, Training, find, histogram, normal, tensor
+from tests.support.training import FACTS, NUMEL, ROOT, Training, find, histogram, normal, tensor
 
 ZERO = normal(0.0)
 
@@ -122,6 +124,34 @@ def whole_model() -> Training:
     run = all_zero("float32").change(lambda r: r.update(normal(1.0)), kind="output")
     negative = {**normal(1.0), "sum": -float(NUMEL)}
     return run.change(lambda r: r.update(negative), kind="output", module="blocks.0.mlp.up")
+
+
+def multiplied(run: Training, module: str, *, forward: int = 256) -> Training:
+    """A deep scan lists a product in this module: zeros in the backward pass, and so many in the forward pass."""
+    place = {"op": "aten.mul.Tensor", "inputs": "float32", "outputs": "float32", "file": "lora.py", "line": 9}
+    product = {**place, "calls": 1, "numel": 256}
+    sums = {**product, "op": "aten.add.Tensor", "phase": "backward"}
+    ops = [{**product, "phase": "forward", "zero": forward}, sums, {**product, "phase": "backward", "zero": 256}]
+    data = json.dumps({"kind": "coverage", "ops": ops})
+    run.events.append({"event": "scan", "step": 0, "root": ROOT, "module": module, "data": data})
+    return run
+
+
+def scaled_by_zero(**products: int) -> Training:
+    return multiplied(dead("blocks.0.mlp.up"), "blocks.0.mlp.up", **products)
+
+
+def whole_model_scaled_by_zero() -> Training:
+    """A gradient arrives at the output of the model, and at that of no layer."""
+    run = whole_model().change(lambda r: r.update(normal(1.0)), kind="output", module="blocks.0.mlp.up")
+    for step, rows in run.tensors.items():
+        rows.append(tensor(step, "grad_output", "", None, dtype="float32", **normal(1.0)))
+    return multiplied(run, "")
+
+
+def loss_of_zero() -> Training:
+    """FP16, all gradients are zero, and so is the loss: nothing was flushed behind it."""
+    return all_zero().change(lambda r: r.update({"exp_lo": None, "exp_hist": None} | ZERO), kind="loss")
 
 
 def given_nothing_in_half() -> Training:
@@ -324,8 +354,20 @@ FIRING = {
         all_zero, module=..., kind="weight_grad", severity="error", says=("cast of the model's output", "12 of 12"),
     ),
     "whole_model": Sample(
-        whole_model, module=..., kind="weight_grad", severity="info",
-        says=("`GPT#0` is not trained", "Every output of `blocks.0.mlp.up` is negative"),
+        whole_model, module=..., kind="weight_grad", severity="error",
+        says=("`GPT#0` is not trained", "Every output of `blocks.0.mlp.up` is negative", "No weight of the run got"),
+    ),
+    "scaled_by_zero": Sample(
+        scaled_by_zero, module="blocks.0.mlp.up", kind="weight_grad", severity="warning",
+        says=("A gradient arrives at the output of `blocks.0.mlp.up`", "mul at lora.py:9 multiplies it by zero"),
+    ),
+    "whole_model_scaled_by_zero": Sample(
+        whole_model_scaled_by_zero, module="head", kind="weight_grad", severity="error",
+        says=("the output of `GPT#0` (", "mul at lora.py:9 multiplies it by zero", "No weight of the run got"),
+    ),
+    "loss_of_zero": Sample(
+        loss_of_zero, module=..., kind="weight_grad", severity="error", says=("the loss itself is exactly 0",),
+        evidence={"loss_is_zero": True},
     ),
     "weight_zero_in_half": Sample(given_nothing_in_half, module="head", severity="info", says=("not trained",)),
     "functional_relu": Sample(

@@ -91,7 +91,7 @@ FIRING = {
         lambda: with_scans(scanned({**closed(channels=1.0, zero_gradients=4), "module": ""}, steps=(8, 9)), 0),
         8, "", severity="warning", says=("tanh",),
     ),
-    "round": Sample(lambda: rounded(4), 0, severity="warning", says=("round in `blocks.0.attn` is at its bound",)),
+    "round": Sample(lambda: rounded(4), 0, severity="warning", says=("round in `blocks.0.attn` has no slope",)),
     "tanh": Sample(
         lambda: scanned(closed()), 0, "blocks.0.attn", severity="warning",
         says=("tanh in `blocks.0.attn` is at its bound: 95 % of the gradient ends there", "60 % of the channels"),

@@ -60,6 +60,15 @@ def indices(**changes: Any) -> dict[str, Any]:
     return integers(**{**measured, "largest": 11496.0, "read_by": used("embedding.default"), **changes})
 
 
+def halved_batch(times: int = 2, numel: int = 1000) -> Training:
+    """Item numbers that one line casts to BF16 with the rest of the batch, and two lines read back."""
+    cast = integers(largest=1999.0, times=times)
+    read = {"from": "bfloat16", "least": 0.0, "largest": 1999.0, "distinct_before": 2000, "distinct_after": 600}
+    inputs = indices(**read, numel=1000)
+    labels = indices(**{**read, "largest": 1998.0}, numel=numel)
+    return scanned(labels | {"line": 61}, inputs | {"line": 60}, cast)
+
+
 def few_missing() -> Training:
     return scanned(indices(distinct_before=2100, distinct_after=2073, least=0.0, largest=2099.0))
 
@@ -76,6 +85,10 @@ FIRING = {
     "indices": Sample(
         lambda: scanned(indices()), 0, "blocks.0.attn", severity="warning",
         says=("only 188 of the 1,497 integers from 10,000 to 11,496 can occur", "used as indices by embedding"),
+    ),
+    "halved_batch": Sample(
+        halved_batch, 0, "blocks.0.attn", severity="warning",
+        says=("cast from int64 to bfloat16", "1,000 integers become 507 different numbers at model.py:42"),
     ),
     "gradients": Sample(
         lambda: scanned({**flush(phase="optimizer"), "root": "", "module": ""}), 0, severity="warning",

@@ -76,6 +76,28 @@ def test_one_softmax_of_large_logits_is_told_once() -> None:
     assert [f.code for f in fold([hard, logits])] == ["PD606"]
 
 
+@pytest.mark.parametrize(
+    ("function", "zero", "kind", "codes"),
+    [
+        ("round", ["0.weight"], "weight_grad", ["PD208"]),
+        ("round", ["4.weight"], "weight_grad", ["PD203", "PD208"]),
+        ("round", ["0.weight"], "output", ["PD203", "PD208"]),
+        ("tanh", ["0.weight"], "weight_grad", ["PD203", "PD208"]),
+    ],
+)
+def test_a_function_without_slope_explains_the_dead_weights_in_front_of_it(
+    function: str, zero: list[str], kind: str, codes: list[str]
+) -> None:
+    flat = {"location": Location(step=0, root="Net#0", module="4.quantize")}
+    flat |= {"evidence": {"function": function, "zero_gradients_of": zero}}
+    dead = {
+        "location": Location(step=9, root="Net#0", module="0", kind=kind),
+        "evidence": {"dead_weights": ["0.weight"]},
+    }
+    first = Finding(**{**finding("PD208", 0).__dict__, **flat})
+    assert sorted(f.code for f in fold([Finding(**{**finding("PD203", 9).__dict__, **dead}), first])) == codes
+
+
 @pytest.mark.parametrize(("eps", "told"), [(1e-6, ["PD506"]), (0.0, ["PD506"]), (1e-4, ["PD506", "PD603"])])
 def test_moments_of_zero_explain_an_explosion_where_eps_lets_steps_be_long(eps: float, told: list[str]) -> None:
     kept = {"smallest_gradient_kept": 5e-4, "eps_in_state_format": eps}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 from precdoctor.diagnosis.analyses.scan_effects import EFFECT, effect_words, has_effect
-from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, short_name
-from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
+from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, facts, short_name
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Source
 from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
@@ -28,7 +30,7 @@ Integers: positions, indices or counts that are cast to BF16 (exact up to 256) o
 `arange`, so that distinct integers become the same number. So do indices that are read from a tensor of floats
 (`batch[:, 0].long()`, perhaps behind `- first`, then an embedding or a lookup, perhaps modulo its size); FP32 is exact
 up to 16,777,216. There the finding counts which integers of their range the format holds; of a range beyond 2^20, of so
-many around the median.
+many around the median. If the log shows the cast of integers whose result is read, the finding is about that cast.
 
 Bytes and 16-bit integers that wrap round (`a - b` of two images), and floats that are cast to integers beyond their
 range, count if `wrapped` of the elements are other numbers and an op reads them as floats.
@@ -90,10 +92,26 @@ def check(view: RunView, options: Options) -> Checked:
         lost = fact.number("lost")
         return lost if lost >= options["lost"] and has_effect(fact, options["effect"]) else 0.0
 
-    return check_facts(
+    checked = check_facts(
         view, ("cast",), guilty, lambda g: _finding(g, options), seen="no cast that loses most of a tensor",
         flushes=lambda f: f.count("flushed") > f.count("clipped"),
     )  # fmt: skip
+    return replace(checked, findings=_under_their_cast(checked.findings))
+
+
+def _under_their_cast(findings: Sequence[Finding]) -> list[Finding]:
+    """List findings about integers that are read back as indices in the finding about the cast of these integers."""
+    casts = {_at(f.location.source): f for f in findings if "cast_at" not in f.evidence}
+    read = [f for f in findings if f.evidence.get("cast_at") in casts]
+    kept = []
+    for finding in findings:
+        if finding in read:
+            continue
+        own = [f for f in read if casts[f.evidence["cast_at"]] is finding]
+        consequences = [{"code": f.code, "name": f.name, "message": f.title} for f in own]
+        more = {"consequences": consequences} if consequences else {}
+        kept.append(replace(finding, evidence={**finding.evidence, **more}))
+    return kept
 
 
 def _is_read_back(fact: Fact) -> bool:
@@ -159,16 +177,53 @@ def _finding(group: Group, options: Options) -> Finding:
             f"{fact.count('clipped'):,} clipped or overflowed, largest {fact.number('amax'):.4g}"
         )
         limit, limits = percent(options["lost"]), {"lost": options["lost"], "effect": options["effect"]}
-    return group.finding(
+    made = _maker(group)
+    made_words = f" The integers were cast to {before}{made.line}." if made is not None else ""
+    found = group.finding(
         RULE,
         title=f"cast from {before} to {after} {fact.place_words}: {effect}{fact.line}",
         message=f"At step {fact.step}, a tensor of {fact.count('numel'):,} elements is cast from {before} to "
         f"{after}{fact.line} {fact.place_words}: {effect} ({measured}; limit "
-        f"{limit}).{effect_words(fact, options['effect'])}{group.elsewhere_words}",
+        f"{limit}).{made_words}{effect_words(fact, options['effect'])}{group.elsewhere_words}",
         certain=_certainty(group),
         limits=limits,
-        prescription=_prescription(fact, after),
+        prescription=_keep_indices(fact, after) if _are_indices(group) else _prescription(fact, after),
     )
+    at = _at(made.source) if made is not None else ""
+    return replace(found, evidence={**found.evidence, "cast_at": at}) if at else found
+
+
+def _maker(group: Group) -> Fact | None:
+    """Return the cast of integers whose result a group of facts reads back as indices; None if the log has none."""
+    read = [f for f in group.facts if _is_read_back(f)]
+    return next((c for c in facts(group.view, "cast") if any(_is_read_by(c, f) for f in read)), None)
+
+
+def _are_indices(group: Group) -> bool:
+    """Return whether the integers that a group of facts casts are used as indices afterwards."""
+    read = [f for f in facts(group.view, "cast") if _is_read_back(f)]
+    return any(_is_read_by(cast, f) for cast in group.facts for f in read)
+
+
+def _is_read_by(cast: Fact, read: Fact) -> bool:
+    """Return whether ``read`` uses integers as indices that ``cast`` has made floats of.
+
+    The format, the number of elements and the range must be the same; the range only if the line cast one tensor.
+    """
+    if (
+        _is_read_back(cast)
+        or "distinct_before" not in cast.data
+        or (cast.process, cast.step) != (read.process, read.step)
+    ):
+        return False
+    if cast.data.get("to") != read.data.get("from") or cast.count("numel") != read.count("numel"):
+        return False
+    return cast.count("times") > 1 or cast.number("largest") == read.number("largest")
+
+
+def _at(source: Source | None) -> str:
+    """Return ``train.py:12``; empty if the line is unknown."""
+    return f"{source.file}:{source.line}" if source is not None else ""
 
 
 def _features_finding(group: Group, options: Options) -> Finding:
@@ -246,6 +301,19 @@ def _keep_integers(fact: Fact, after: str) -> Prescription:
         change={"cast": {"from": narrow, "to": wide}},
         predicted={"different_numbers": {"from": left, "to": all_of_them}},
         snippet=snippet,
+    )
+
+
+def _keep_indices(fact: Fact, after: str) -> Prescription:
+    """Prescribe to leave indices out of a cast of the whole batch."""
+    left, all_of_them = fact.count("distinct_after"), fact.count("distinct_before")
+    return Prescription(
+        title=f"keep the indices as integers{fact.own_line}: different numbers {left:,} -> {all_of_them:,}",
+        change={"cast": {"from": after, "to": text(fact.data.get("from"))}},
+        predicted={"different_numbers": {"from": left, "to": all_of_them}},
+        snippet=(
+            f"import torch\n\nx = x.to(torch.{after}) if x.is_floating_point() else x  # each tensor of the batch\n"
+        ),
     )
 
 

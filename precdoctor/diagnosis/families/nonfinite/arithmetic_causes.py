@@ -16,9 +16,10 @@ from precdoctor.diagnosis.families.nonfinite.incident import Cause
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.numerics.nonfinite import op_names
 
-#: Phrases to search for in ``Cause.why``: the format flushed a divisor; rounding made a root's operand negative, which
-#: is a difference of squares.
-UNDERFLOWED, ROUNDING_ERROR, SQUARES = "underflowed in", "by rounding alone", "a difference of squares"
+#: Phrases to search for in ``Cause.why``: the format flushed a divisor, or may have rounded it to 0; rounding made a
+#: root's operand negative, which is a difference of squares.
+UNDERFLOWED, MAY_BE_ROUNDED = "underflowed in", "may have rounded it to 0"
+ROUNDING_ERROR, SQUARES = "by rounding alone", "a difference of squares"
 #: Phrases to search for in ``Cause.why``: the op averaged over nothing.
 ZERO_QUOTIENT, NO_TARGET = NOTHING_COUNTED = ("0 / 0", "no target counts")
 #: Units in the last place up to which rounding explains a negative difference: two means are off by a few each.

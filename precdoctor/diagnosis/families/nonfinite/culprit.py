@@ -15,12 +15,20 @@ from precdoctor.diagnosis.analyses.origin import class_of, is_loss_module
 from precdoctor.diagnosis.analyses.replays import replay_at
 from precdoctor.diagnosis.claims.finding import Phase
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import SOFTMAXES, arithmetic_cause, scalar_cause
+from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import (
+    MAY_BE_ROUNDED,
+    SOFTMAXES,
+    UNDERFLOWED,
+    arithmetic_cause,
+    is_norm,
+    scalar_cause,
+)
 from precdoctor.diagnosis.families.nonfinite.gradient_causes import discarded_value_cause, gradient_cause
 from precdoctor.diagnosis.families.nonfinite.incident import MAY_BE_NONFINITE, Cause, Culprit, CulpritOp
 from precdoctor.diagnosis.families.nonfinite.tensor_causes import data_cause
 from precdoctor.diagnosis.survey.rows import known_format, number
 from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.numerics.formats import FP32
 from precdoctor.numerics.nonfinite import FILLS, can_make, op_names
 
 #: Kind of an external tensor whose maker the replay did not see.
@@ -47,11 +55,26 @@ def culprit_at(view: RunView, process: Process, step: int) -> Culprit | None:
     cause = op_cause(replay, at, gradient_scale(view, process, step))
     if cause.name == "optimizer-division-by-zero" and not at.op.name.startswith("optim."):
         flushed = next((words for o in at.op.operands if (words := flushed_eps(view, o.dtype))), "")
-        cause = Cause(cause.name, cause.confidence, f"{cause.why}; {flushed}" if flushed else cause.why)
+        cause = replace(cause, why=f"{cause.why}; {flushed}") if flushed else rounded_divisor(replay, at.op, cause)
     culprit = Culprit(replay, at, culprit_phase(view, replay, at), cause)
     if cause.name == "nonfinite-input-batch":
         return replace(culprit, cause=data_cause(replay, culprit.data, cause.why))
     return culprit
+
+
+def rounded_divisor(replay: Replay, op: Op, cause: Cause) -> Cause:
+    """Add to the cause of a division by zero that a format narrower than FP32 may have rounded its divisor to 0.
+
+    The cause stays as it is if the divisor is a norm, or if it is known what made the divisor 0.
+    """
+    divisor = op.divisor
+    fmt = known_format(divisor.dtype) if divisor is not None else None
+    if divisor is None or fmt is None or not divisor.zero or UNDERFLOWED in cause.why:
+        return cause
+    if fmt.mantissa_bits >= FP32.mantissa_bits or is_norm(replay, op, divisor):
+        return cause
+    why = f"the divisor holds {plural(divisor.zero, 'exact zero')} in {fmt.dtype}, which {MAY_BE_ROUNDED}"
+    return replace(cause, why=why)
 
 
 def flushed_eps(view: RunView, dtype: str) -> str:

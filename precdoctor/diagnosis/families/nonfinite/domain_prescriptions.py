@@ -79,6 +79,31 @@ def clamp_log(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescrip
     )
 
 
+def log_target(view: RunView, culprit: Culprit) -> Prescription | None:
+    """State in the call of ``kl_div`` that its target holds logarithms; None if the op is no log of such a target.
+
+    Probabilities are never negative; logarithms of them are all at most 0.
+    """
+    op = culprit.op
+    target = op.operand("other") or op.first_operand if op.short == "xlogy" else None
+    if target is None or not target.negative or target.negative + target.zero < target.numel:
+        return None
+    root, module = op.root or culprit.replay.root, op.module or ""
+    code = (op.source.code if op.source is not None else None) or ""
+    if "kl_div" not in code and "KLDiv" not in f"{code} {root} {view.module_classes.get((root, module), '')}":
+        return None
+    return Prescription(
+        title=f"pass log_target=True to kl_div{culprit.at_line}: its target holds logarithms, "
+        f"{target.negative:,} of {target.numel:,} elements are negative",
+        change={"log_target": {"from": False, "to": True}},
+        predicted=culprit.predicted_effect,
+        snippet=(
+            "loss = F.kl_div(logp, target, reduction='batchmean', log_target=True)\n"
+            "# as a module: nn.KLDivLoss(reduction='batchmean', log_target=True); or pass target.exp()\n"
+        ),
+    )
+
+
 def clamp_exponent(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     """Clamp the operand of an exponential, or the exponent of a power, so that the result stays in range."""
     if culprit.op.short == "pow":

@@ -33,8 +33,9 @@ target is `ignore_index`.
 """,
     remedy="""
 Prefer the fused forms (`cross_entropy`, `binary_cross_entropy_with_logits`, `log_softmax`, `logsumexp`), compute the
-loss of a narrow model in FP32, clamp the operand of `log`, and guard means against empty selections. Resume from a
-checkpoint at or before the step that the finding names.
+loss of a narrow model in FP32, clamp the operand of `log`, and guard means against empty selections. A target of
+`kl_div` that holds logarithms needs `log_target=True`. Resume from a checkpoint at or before the step that the finding
+names.
 """,
     confidence="""
 0.95 if the step is fully recorded: the last module output is finite and the loss is not. 0.5 if the step's tensors are

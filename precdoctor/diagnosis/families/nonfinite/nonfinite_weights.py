@@ -38,10 +38,10 @@ to 0 as well, and the update is 0/0 or x/0.
 """,
     remedy="""
 Keep weights and optimizer state in FP32 and use autocast for the computation; if that is impossible, choose an `eps`
-that the state's format can hold. If the weights were non-finite from the start, load an older checkpoint and check it
-with `torch.isfinite`, or initialise every parameter: after `to_empty` a parameter holds uninitialised memory unless
-some `reset_parameters` fills it. If they changed between steps, check code that writes to parameters (EMA, loading,
-manual updates).
+that the state's format can hold. Count steps in FP32 or in integers: in BF16 `1 - 0.999**1` is 0. If the weights were
+non-finite from the start, load an older checkpoint and check it with `torch.isfinite`, or initialise every parameter:
+after `to_empty` a parameter holds uninitialised memory unless some `reset_parameters` fills it. If they changed between
+steps, check code that writes to parameters (EMA, loading, manual updates).
 """,
     confidence="""
 0.9 if weight, gradient and update of the step are all recorded; 0.05 less if the change happened between two recorded

@@ -18,7 +18,12 @@ from precdoctor.diagnosis.claims import finding, snippets
 from precdoctor.diagnosis.claims.finding import Phase, Prescription, Source, at_line
 from precdoctor.diagnosis.divergence.onset import healthy_norms
 from precdoctor.diagnosis.families.nonfinite import domain_prescriptions as domains
-from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import NOTHING_COUNTED, mask_filling, too_large_constant
+from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import (
+    MAY_BE_ROUNDED,
+    NOTHING_COUNTED,
+    mask_filling,
+    too_large_constant,
+)
 from precdoctor.diagnosis.families.nonfinite.culprit import gradient_scale
 from precdoctor.diagnosis.families.nonfinite.incident import Culprit, Incident
 from precdoctor.diagnosis.families.nonfinite.safe_operands import double_where, log_of_logits
@@ -190,7 +195,7 @@ def _leave_out_masked(culprit: Culprit) -> Prescription:
 
 
 def _clamp_log(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
-    return log_of_logits(culprit) or domains.clamp_log(view, incident, culprit)
+    return domains.log_target(view, culprit) or log_of_logits(culprit) or domains.clamp_log(view, incident, culprit)
 
 
 def _away_from_pole(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
@@ -247,9 +252,11 @@ def _replace_cast(view: RunView, incident: Incident, culprit: Culprit) -> Prescr
 
 
 def _raise_eps(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
-    """Make a divisor of 0 in the optimizer nonzero: widen the format that flushes its eps, or raise the eps."""
-    narrow, eps = _narrow_format(culprit), culprit.op.settings.get("eps")
-    if narrow is not None:
+    """Make a divisor of 0 in the optimizer nonzero: widen the format that made it or its eps 0, or raise the eps."""
+    divisor, eps = culprit.op.divisor, culprit.op.settings.get("eps")
+    if divisor is not None and MAY_BE_ROUNDED in culprit.cause.why and not culprit.op.in_library:
+        return _divisor_in_float32(culprit, known_format(divisor.dtype) or BF16)
+    if (narrow := _narrow_format(culprit)) is not None:
         smallest = {"smallest_eps": {"from": narrow.min_subnormal, "to": FP32.min_subnormal}}
         return weights_in_float32(view, narrow, f"{narrow.name} ends at {narrow.min_subnormal:.3g}", smallest)
     if eps == 0:
@@ -263,9 +270,25 @@ def _raise_eps(view: RunView, incident: Incident, culprit: Culprit) -> Prescript
         return change_the_call(view, incident, culprit)
     return Prescription(
         title=f"add a small constant to what the optimizer divides by{culprit.at_line}",
-        change={"eps": {"to": 1e-12}},
+        change={"divisor": {"plus": 1e-12}, "op": culprit.op.name},
         predicted={**culprit.predicted_effect, "resume_from_step": incident.last_finite},
         snippet="scale = rho / (norm + 1e-12)  # a gradient of 0 has a norm of 0\n",
+    )
+
+
+def _divisor_in_float32(culprit: Culprit, narrow: Format) -> Prescription:
+    """Compute a divisor in FP32 that is 0 in the format ``narrow``; the log does not show its exact value."""
+    before, after = (2.0 ** -(fmt.mantissa_bits + 2) for fmt in (narrow, FP32))
+    return Prescription(
+        title=f"compute the divisor of {culprit.op.short}{culprit.at_line} in FP32, from FP32 numbers: half an ulp "
+        f"below 1 {before:.2g} -> {after:.2g}",
+        change={"divisor_dtype": {"from": narrow.dtype, "to": FP32.dtype}, "op": culprit.op.name},
+        predicted={"half_ulp_below_1": {"from": before, "to": after}},
+        snippet=(
+            f"# what the divisor is made of must not be in {narrow.dtype}: a step counter, for instance, with which\n"
+            "# 1 - beta ** step is 0 if beta rounds to 1\n"
+            "step = torch.zeros((), dtype=torch.float32)\n"
+        ),
     )
 
 

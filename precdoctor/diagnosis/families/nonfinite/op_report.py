@@ -12,7 +12,12 @@ from precdoctor.diagnosis.analyses.op_facts import BadSetting, Op, Replay, reade
 from precdoctor.diagnosis.analyses.operand import Operand
 from precdoctor.diagnosis.analyses.origin import class_of
 from precdoctor.diagnosis.claims.finding import Location, Source
-from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import ROUNDING_ERROR, UNDERFLOWED, short_number
+from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import (
+    MAY_BE_ROUNDED,
+    ROUNDING_ERROR,
+    UNDERFLOWED,
+    short_number,
+)
 from precdoctor.diagnosis.families.nonfinite.incident import Cause, Culprit, Incident, Report
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import finite_buffer, library_words, prescribe
 from precdoctor.diagnosis.families.nonfinite.tensor_causes import provenance, provenance_words
@@ -309,6 +314,7 @@ def reference_words(op: Op, cause: Cause) -> str:
         return " These operands also divide by zero in FP64, but a wider format keeps them from 0."
     if reference.bad and cause.name == "optimizer-division-by-zero":
         keeps = ", but a wider format keeps eps from 0" if " is 0 in " in cause.why else ""
+        keeps = ": a divisor that was rounded to 0 stays 0" if MAY_BE_ROUNDED in cause.why else keeps
         return f" These operands also divide by zero in FP64{keeps}."
     if reference.bad and ROUNDING_ERROR in cause.why:
         return " Computed in a wider format, its operand would not be negative."

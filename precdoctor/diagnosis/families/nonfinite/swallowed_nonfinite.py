@@ -5,6 +5,7 @@ from __future__ import annotations
 from precdoctor.diagnosis.analyses.scan_effects import EFFECT, effect_words, wrong_results, wrong_share
 from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, short_name
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
+from precdoctor.diagnosis.claims.relations import when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.survey.rows import known_format
@@ -19,6 +20,8 @@ later op (`rsqrt`, a division, `nan_to_num`, a clamp) has turned that value into
 elements that differ from them by more than half. Results that are right are no finding, whatever was infinite on the
 way: masks of -Inf, `where` around a branch that is not taken, `tanh` and `sigmoid` of an overflow, a clamp below the
 format's largest number, `1 / (1 + exp(-x))`. Wrong numbers do not count if they make up less than `effect` of a sum.
+
+If the wrong number is a loss of 0, weights without a gradient (PD203) are its consequence.
 """,
     matters="""
 Loss, gradients and module outputs are all finite, so training goes on without an error. An infinite normaliser
@@ -42,6 +45,8 @@ shows it, or if the scan could not follow it to the result that it feeds.
         "Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467 (the statistics in FP32)",
     ),
 )
+#: Ops that take the dtype of their result as an argument; squares and the products that may be one.
+_SUMS, _PRODUCTS = frozenset(("sum", "mean", "cumsum", "prod")), frozenset(("mul", "pow", "square"))
 _REASON = "the scan computed the right values of the op in FP64"
 
 
@@ -85,7 +90,7 @@ def _prescription(fact: Fact, affected: int, wrong: int) -> Prescription:
             f"below its end; non-finite elements {affected:,} -> 0",
             change={"compute_dtype": {"from": fact.dtype, "to": "float32"}, "op": fact.op},
             predicted=predicted,
-            snippet="y = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps).to(x.dtype)  # widen first\n",
+            snippet=_widened(fact.short),
         )
     return Prescription(
         title=f"scale before `{fact.short}`{fact.own_line}: its exact result reaches {reach:.4g}; non-finite elements "
@@ -97,6 +102,20 @@ def _prescription(fact: Fact, affected: int, wrong: int) -> Prescription:
             "norm = largest * (x / largest).square().sum(-1, keepdim=True).sqrt()  # no square leaves the range\n"
         ),
     )
+
+
+def _widened(op: str) -> str:
+    """Lines that compute an op in FP32."""
+    if op in _SUMS:
+        return f"y = x.{op}(dtype=torch.float32)  # the result stays in FP32, and what reads it\n"
+    if op in _PRODUCTS:
+        return "y = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps).to(x.dtype)  # widen first\n"
+    return f"y = {op}(x.float())  # each tensor that {op} reads; the result stays in FP32, and what reads it\n"
+
+
+def makes_loss_zero(cause: Finding, effect: Finding) -> bool:
+    """Return whether ``effect`` is about weights without a gradient under a loss of 0, which ``cause`` made 0."""
+    return effect.evidence.get("loss_is_zero") is True and cause.evidence.get("seen") == 0.0
 
 
 RULE = Rule(
@@ -113,5 +132,6 @@ RULE = Rule(
         EFFECT,
     ),
     sampled_steps=False,
+    explains=when(makes_loss_zero, "PD203"),
     check=check,
 )  # fmt: skip

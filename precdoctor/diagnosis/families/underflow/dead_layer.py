@@ -1,8 +1,8 @@
 """PD203: layers whose weights get a gradient of exactly zero, or none.
 
-One finding from four detectors: layers with a gradient of zero to the end of the run (here; :mod:`.dead_layer_origin`),
-layers whose gradient FP16 flushed (:mod:`.dead_layer_flushed`), that died during the run (:mod:`.dead_layer_dying`), or
-whose output saturates the function after it (:mod:`.dead_layer_saturated`).
+One finding from four detectors: layers with a gradient of zero to the end of the run (here; :mod:`.dead_layer_stop`,
+:mod:`.dead_layer_origin`), layers whose gradient FP16 flushed (:mod:`.dead_layer_flushed`), that died during the run
+(:mod:`.dead_layer_dying`), or whose output saturates the function after it (:mod:`.dead_layer_saturated`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from precdoctor.diagnosis.analyses.histories import watched_steps
-from precdoctor.diagnosis.claims.finding import Finding, Phase, Severity
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import named, plural
 from precdoctor.diagnosis.families.underflow.dead_layer_dying import dying_finding, find_death
-from precdoctor.diagnosis.families.underflow.dead_layer_flushed import find_flushed_zeros, flushed_finding
+from precdoctor.diagnosis.families.underflow.dead_layer_flushed import (
+    find_flushed_zeros,
+    flushed_finding,
+    loss_is_zero,
+)
 from precdoctor.diagnosis.families.underflow.dead_layer_origin import (
     ZeroOrigin,
     find_zero_origin,
@@ -27,6 +31,16 @@ from precdoctor.diagnosis.families.underflow.dead_layer_origin import (
     whole_model,
 )
 from precdoctor.diagnosis.families.underflow.dead_layer_saturated import find_saturated_layers, saturated_finding
+from precdoctor.diagnosis.families.underflow.dead_layer_stop import (
+    GradientCut,
+    find_cut,
+    flatness_words,
+    gradient_stop,
+    layer_of,
+    print_gradients,
+    print_loss,
+    trains_otherwise,
+)
 from precdoctor.diagnosis.families.underflow.dead_layer_unreached import find_unreached, freeze, unreached_finding
 from precdoctor.diagnosis.survey.frames import PARAMETER, at, firsts, groups, lasts, parameters
 from precdoctor.diagnosis.survey.rows import Parameter, TensorRow, dotted, location, tensor_evidence
@@ -41,15 +55,17 @@ layers get a gradient. In a chain of dead layers the rule names the output that 
 the layer nearest the loss. If the input of that layer is zero throughout, or a ReLU made the output zero, the rule
 names the module before that, the last one with non-zero outputs. If the layer's output is neither all negative nor
 saturated, and the gradient that arrives there is already zero, the loss itself gives it no gradient (a term with weight
-zero, a mask): that is information. Layers that no gradient reaches at all (`grad` stays None: detached, or their output
-is not used in the loss) are also information. Not evaluated are biases, frozen weights, modules that never ran, steps
-without a learning rate, and the first steps of zero-initialised layers. Dead units or unused embedding rows are no dead
-layer.
+zero, a mask): that is information. If no weight of the run gets a gradient on any step, it is an error. If a gradient
+arrives and no activation is dead, the rule names the multiplication by zero that a deep scan lists. Layers that no
+gradient reaches at all (`grad` stays None: detached, or their output is not used in the loss) are also information. Not
+evaluated are biases, frozen weights, modules that never ran, steps without a learning rate, and the first steps of
+zero-initialised layers. Dead units or unused embedding rows are no dead layer.
 
 In FP16 all of that may be underflow. The gradient was flushed if the last gradient before the zeros lies at or below
 FP16's smallest normal number throughout, or if every FP16 gradient is zero from the loss on. This is a warning, or an
-error if it affects half of the elements of all weight matrices. The finding names where the zeros begin, and the loss
-scale that brings the last gradient with non-zero elements out of the subnormals.
+error if it affects half of the elements of all weight matrices. A loss that is exactly zero was not flushed behind the
+loss. The finding names where the zeros begin, and the loss scale that brings the last gradient with non-zero elements
+out of the subnormals.
 
 A live layer has died if, from some step on and for at least half of the run, `died_share` of the activation behind it
 and of its weight's gradient is zero. The loss must still give the layer nearest to it a gradient, and must not have
@@ -69,13 +85,13 @@ A bias initialised to -10 before a ReLU: the unit's input never becomes positive
     y = layer(x).relu()   # all zeros
 """,
     remedy="""
-Check what follows the named layer. If an activation there is all zeros, lower the learning rate that pushed it there
-or use a leaky activation, and initialise the layer again. If it died in the first steps, bring the inputs to order one
+Check what follows the named layer. If an activation there is all zeros, lower the learning rate that pushed it there or
+use a leaky activation, and initialise the layer again. If it died in the first steps, bring the inputs to order one
 (pixels of 0..255 are not), or warm the learning rate up. A layer before a saturated tanh needs a smaller initial gain
 (0.01 for a policy's last layer) or a normalised input. If no gradient reaches the layer, search for `detach()`,
 `no_grad()`, `.item()`, an argmax, or an output that never enters the loss. If one weight of a trained layer gets none,
-it is fed zeros; of a bidirectional network use the final states `h_n`, not `outputs[-1]`. If this is intended, freeze
-the layer with `requires_grad_(False)`.
+it is fed zeros; of a bidirectional network use the final states `h_n`, not `outputs[-1]`. A scale of 0 in front of an
+adapter may be an integer division (`alpha // r`). If this is intended, freeze the layer with `requires_grad_(False)`.
 """,
     confidence="""
 0.9; 0.75 if fewer than twice the required steps were recorded; 0.8 for layers that no gradient reaches; 0.85 for a
@@ -90,8 +106,6 @@ layer that died, 0.7 if some of its units still live. If rows were dropped, a mi
 #: throughout shows why; and of the recorded steps on which one is saturated. Chosen empirically: a term of the loss may
 #: be switched off for half of a run.
 _MIN_DEAD, _MIN_BLOCKED, _MIN_SHARE = 0.75, 0.25, 0.75
-#: Magnitude from which tanh is 1 in FP32; a sigmoid is from 17 on.
-_FLAT_FROM = 9.0
 
 #: The kinds that the evidence's path to an output, or to a weight gradient, consists of.
 _AROUND = {"output": ("batch", "input", "output"), "weight_grad": ("loss", "grad_output")}
@@ -162,7 +176,7 @@ def _blocked(view: RunView, gradients: _Gradients, least: float) -> _Gradients:
     dead = _dead(gradients, least, _MIN_BLOCKED)
     rows = view.rows(*next(iter(dead.values())).last) if 0 < len(dead) < len(gradients) else []
     row = next((r for r in rows if r.kind == "weight_grad" and r.owner in dead), None)  # nearest the loss
-    return dead if row is not None and (_blocker(rows, dead) is not None or _flatness_words(row, rows)) else {}
+    return dead if row is not None and (_blocker(rows, dead) is not None or flatness_words(row, rows)) else {}
 
 
 def _training_steps(view: RunView) -> list[int]:
@@ -204,29 +218,28 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
     if zeros is not None:
         parts = elements, sum(g.numel for g in every.values())
         return flushed_finding(RULE, view, zeros, parameters, parts, (steps, all_steps), options["min_steps"])
-    (why, unused), name = _gradient_stop(row, blocker, rows), _layer(row)[1]
-    origin = None if unused or name.startswith("weight_hh") else find_zero_origin(rows, blocker or row)
-    culprit = origin.output if origin is not None else blocker or row
-    why = origin.words(view) if origin is not None else why
+    stop = _find_stop(view, rows, row, blocker, dead, every)
+    culprit, is_part = stop.culprit, stop.is_part
     message = (
         f"The gradient of {named(parameters)} was exactly zero in every element on "
         f"{'all' if steps == all_steps else f'the last {steps:,} of'} {plural(all_steps, 'recorded step')} (limit "
         f"{options['min_steps']:g}), up to step {step}. {elements:,} elements in {len(dead)} of {len(every):,} weight "
-        f"matrices get no gradient. {why}"
+        f"matrices get no gradient. {stop.why}"
     )
-    is_part = culprit is row and not unused and _trains_otherwise(row, rows)
-    recurrent = is_part and name.startswith("weight_hh")
-    short = recurrent and not name.endswith("_reverse")
+    recurrent = is_part and layer_of(row)[1].startswith("weight_hh")
+    short = recurrent and not layer_of(row)[1].endswith("_reverse")
     if is_part:
         message += _SHORT_WORDS if short else _REVERSE_WORDS if recurrent else _PART_WORDS
-    whole = whole_model(row.root, dead, every) if unused and not is_part else ""
+    whole = whole_model(row.root, dead, every) if stop.unused and not is_part else ""
     message += negative_words(rows, row.root) if whole else ""
+    message += _NOTHING_WORDS if stop.nothing else ""
     who = f"`{dotted(row.module, row.name) if is_part else whole or culprit.module or culprit.root}`"
-    unused = unused or is_part
-    title = f"{who} is {'not trained' if unused else 'dead'}" if culprit is row else f"{who} lets no gradient pass"
-    title = origin.headline if origin is not None else title
+    untrained = stop.unused or is_part
+    title = f"{who} is {'not trained' if untrained else 'dead'}" if culprit is row else f"{who} lets no gradient pass"
+    title = stop.origin.headline if stop.origin is not None else title
+    mild = Severity.INFO if untrained and (not is_part or short) else None
     return RULE.finding(
-        severity=Severity.INFO if unused and (not is_part or short) else None,
+        severity=Severity.ERROR if stop.nothing else mild,
         confidence=0.9 if steps >= 2 * options["min_steps"] else 0.75,
         title=f"{title}: {plural(len(dead), 'weight')} got a gradient of exactly zero on "
         f"{'all' if steps == all_steps else 'the last'} {steps} steps",
@@ -237,49 +250,91 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
             "limit": options["min_steps"],
             "dead_weights": parameters[:16],
             "dead_elements": elements,
+            **({"loss_is_zero": True} if loss_is_zero(rows) else {}),
             **tensor_evidence(culprit, [r for r in rows if r.kind in _AROUND[culprit.kind]]),
             "confidence_reason": "every element of every recorded gradient was counted",
         },
-        prescription=freeze(row.root, row.module, len(dead), row.name) if is_part
-        else freeze(whole or row.module or row.root, "" if whole else row.module, len(dead)) if unused
-        else origin.let_through(elements) if origin is not None and not is_negative(origin.output)
-        else revive(_to_revive(dead, origin, blocker, row, rows), row.root, elements),
-    )  # fmt: skip
+        prescription=_prescription(stop, dead, rows, whole),
+    )
 
 
+@dataclass(frozen=True)
+class _Stop:
+    """What makes the gradient of a dead weight zero.
+
+    Attributes:
+        row: the gradient, the nearest to the loss.
+        blocker: the output that is zero throughout; None if there is none.
+        origin: the module with outputs of which the function behind it passes none; None if there is none.
+        cut: the multiplication by zero in the backward pass; None if none is known.
+        why: a sentence.
+        unused: whether the loss itself gives the layer no gradient.
+        flat: whether the log shows a dead activation: a zero output, one that is all negative, or a saturated one.
+        nothing: whether no weight of the run got a gradient on any step.
+        is_part: whether another parameter of the layer is trained.
+    """
+
+    row: TensorRow
+    blocker: TensorRow | None
+    origin: ZeroOrigin | None
+    cut: GradientCut | None
+    why: str
+    unused: bool
+    flat: bool
+    nothing: bool
+    is_part: bool
+
+    @property
+    def culprit(self) -> TensorRow:
+        """The tensor that the finding is about."""
+        return self.origin.output if self.origin is not None else self.blocker or self.row
+
+
+def _find_stop(
+    view: RunView, rows: Sequence[TensorRow], row: TensorRow, blocker: TensorRow | None, dead: _Gradients,
+    every: _Gradients,
+) -> _Stop:  # fmt: skip
+    (why, unused), name = gradient_stop(row, blocker, rows), layer_of(row)[1]
+    origin = None if unused or name.startswith("weight_hh") else find_zero_origin(rows, blocker or row)
+    nothing = _nothing_trains(dead, every, rows)
+    known = origin is not None or blocker is not None
+    cut = find_cut(view, rows, row) if not known and (nothing or not unused) else None
+    why = origin.words(view) if origin is not None else cut.words if cut is not None else why
+    flat = is_negative(origin.output) if origin is not None else blocker is not None or bool(flatness_words(row, rows))
+    is_part = not known and not unused and trains_otherwise(row, rows)
+    return _Stop(row, blocker, origin, cut, why, unused, flat, nothing, is_part)
+
+
+def _nothing_trains(dead: _Gradients, every: _Gradients, rows: Sequence[TensorRow]) -> bool:
+    """Whether no weight matrix got a gradient on any step, and no other weight did at the end."""
+    always = len(dead) == len(every) and all(g.dead_steps == g.steps for g in dead.values())
+    return always and all(r.zero == r.numel for r in rows if r.kind == "weight_grad")
+
+
+def _prescription(stop: _Stop, dead: _Gradients, rows: Sequence[TensorRow], whole: str) -> Prescription:
+    """Undo what makes the gradient zero, as far as the log shows it; else find it, or freeze what the loss leaves."""
+    row, elements = stop.row, sum(g.numel for g in dead.values())
+    if stop.is_part:
+        return freeze(row.root, row.module, len(dead), row.name)
+    if stop.cut is not None:
+        return stop.cut.prescription()
+    if stop.unused and not stop.nothing:
+        return freeze(whole or row.module or row.root, "" if whole else row.module, len(dead))
+    if stop.origin is not None and not stop.flat:
+        return stop.origin.let_through(elements)
+    if stop.flat:
+        return revive(_to_revive(dead, stop.origin, stop.blocker, row, rows), row.root, elements)
+    if loss_is_zero(rows):
+        return print_loss(len(dead), row.step)
+    return print_gradients(row.root, "" if stop.unused else layer_of(row)[0], len(dead), row.step)
+
+
+_NOTHING_WORDS = " No weight of the run got a gradient on any of these steps."
 _PART_WORDS = " The layer's other parameters are trained."
 _SHORT_WORDS = " Its hidden state is zero throughout, as in sequences of one step."
 _REVERSE_WORDS = (
     " The forward direction is trained: `outputs[-1]` holds the reverse one where it begins, behind a single input."
 )
-
-
-def _trains_otherwise(row: TensorRow, rows: Sequence[TensorRow]) -> bool:
-    """Whether another parameter of the same layer got a gradient."""
-    layer_rows = (r for r in rows if r.kind == "weight_grad" and (r.root, _layer(r)[0]) == (row.root, _layer(row)[0]))
-    return any(r.zero < r.numel for r in layer_rows)
-
-
-def _layer(row: TensorRow) -> tuple[str, str]:
-    """FQN of the layer that a weight belongs to, and its name in that layer; parametrizations are resolved."""
-    layer, parametrized, name = f".{row.module}".partition(".parametrizations.")
-    return (layer[1:], name) if parametrized else (row.module, row.name)
-
-
-def _gradient_stop(row: TensorRow, blocker: TensorRow | None, rows: Sequence[TensorRow]) -> tuple[str, bool]:
-    """A sentence on what stops the gradient of ``row``, and whether the loss itself gives the layer none."""
-    if blocker is not None:
-        words = (
-            f"All {blocker.numel:,} elements of {blocker.label} ({blocker.module_class}) are zero: no gradient passes."
-        )
-        return words, False
-    if not _output_gradient_is_zero(row, rows):
-        return "A gradient does arrive at its output: its input, or the code between, is zero.", False
-    cut = _flatness_words(row, rows)
-    words = "The gradient that arrives at its output is also zero"
-    if cut:
-        return f"{words}, and that output {cut}.", False
-    return f"{words}: the loss does not use it, or gives it the weight zero.", True
 
 
 def _to_revive(
@@ -289,11 +344,11 @@ def _to_revive(
     weighted = {r.module for r in rows if r.kind == "weight_grad" and r.root == row.root}
     modules = [m for m in origin.modules if m in weighted] if origin is not None else []
     if modules or blocker is None:
-        return modules or [_layer(row)[0]]
+        return modules or [layer_of(row)[0]]
     places = {(root, name) for root, name, _ in dead}
     outputs = [r for r in rows if r.kind == "output" and (r.root, r.module) in places]
     before = [r for r in outputs if r.position < blocker.position]
-    return [max(before, key=lambda r: r.position).module if before else _layer(row)[0]]
+    return [max(before, key=lambda r: r.position).module if before else layer_of(row)[0]]
 
 
 def _blocker(rows: Sequence[TensorRow], dead: _Gradients) -> TensorRow | None:
@@ -304,23 +359,6 @@ def _blocker(rows: Sequence[TensorRow], dead: _Gradients) -> TensorRow | None:
     if start is None:
         return None
     return next((r for r in outputs if (r.order or 0) >= start and r.zero == r.numel), None)
-
-
-def _output_gradient_is_zero(row: TensorRow, rows: Sequence[TensorRow]) -> bool:
-    """Whether the gradient of the module's output was recorded, and is zero in every call."""
-    gradients = [r for r in rows if r.kind == "grad_output" and (r.root, r.module) == (row.root, row.module)]
-    return bool(gradients) and all(r.zero == r.numel for r in gradients)
-
-
-def _flatness_words(row: TensorRow, rows: Sequence[TensorRow]) -> str:
-    """A predicate: why the activation after the layer's output is flat; empty if the output does not show it."""
-    outputs = [r for r in rows if r.kind == "output" and (r.root, r.module) == (row.root, row.module)]
-    for output in outputs:
-        if is_negative(output):
-            return "is almost all negative: a ReLU behind it never fires"
-        if output.amin_nonzero is not None and output.amin_nonzero >= _FLAT_FROM and not output.zero:
-            return f"is nowhere below {output.amin_nonzero:.3g} in magnitude: the function behind it is saturated"
-    return ""
 
 
 RULE = Rule(

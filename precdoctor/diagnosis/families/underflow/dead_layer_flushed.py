@@ -3,7 +3,8 @@
 The zeros begin after the last gradient of the backward pass with a non-zero element. If no element of that gradient is
 above FP16's smallest normal number (or, in a wider format, above what FP16 flushes), the gradients after it were
 flushed. If there is no such gradient, the cast after the loss flushed everything. If gradients elsewhere are well
-inside the format, the loss itself gives a gradient of zero (a weight of zero): no finding of this module.
+inside the format, the loss itself gives a gradient of zero (a weight of zero): no finding of this module. Neither is a
+loss that is exactly zero.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def find_flushed_zeros(view: RunView, first: TensorRow) -> FlushedZeros | None:
     facts = view.step_facts(first.process, first.step)
     gradients = [r for r in rows if r.kind == "grad_output" and r.order is not None and r.phase != "recompute"]
     narrow = any(r.dtype == FP16.dtype for r in gradients)
-    if not narrow and (facts is None or facts.autocast_dtype != FP16.dtype):
+    if (not narrow and (facts is None or facts.autocast_dtype != FP16.dtype)) or loss_is_zero(rows):
         return None
     alive = [r for r in gradients if r.zero < r.numel]
     last = max((r for r in alive if r.position < first.position), key=lambda r: r.position, default=None)
@@ -70,6 +71,12 @@ def find_flushed_zeros(view: RunView, first: TensorRow) -> FlushedZeros | None:
     if any(mean_bits(r.histogram, FP16) >= FINE_BITS.default for r in alive):
         return None
     return FlushedZeros(first, None, _element_gradient(gradients, rows, first.scale or 1.0), rows)
+
+
+def loss_is_zero(rows: Sequence[TensorRow]) -> bool:
+    """Whether the loss of a step is exactly zero: then its gradients may be as well, and no format flushed them."""
+    losses = [r for r in rows if r.kind == "loss"]
+    return bool(losses) and all(r.zero == r.numel for r in losses)
 
 
 def _element_gradient(gradients: Sequence[TensorRow], rows: Sequence[TensorRow], scale: float) -> float | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
@@ -43,6 +45,7 @@ by the root of their width, a clamp in front of a logarithm that cuts off exactl
 Bring the input of the function to order one: normalise the data, initialise with a smaller gain, divide attention
 scores by the root of the head's width. In place of a sigmoid and a clamped logarithm take
 `binary_cross_entropy_with_logits`, whose gradient does not end. Give losses that normalise the logits themselves.
+Pass the gradient around `round` and `sign`: `x + (x.round() - x).detach()`.
 """,
     confidence="""
 0.85: each element of the gradient was counted in front of the function and behind it. 0.9 for a loss that normalises
@@ -108,35 +111,68 @@ def _finding(group: Group, options: Options) -> Finding:
             f"is {distance:.3g} above the next. The layers that make the scores hardly learn."
         )
         scale = 2.0 ** -max(1, round(distance).bit_length())
-        cure = f"scores times {scale:g}{fact.own_line}: distance {distance:.3g} -> {distance * scale:.2g}"
-        predicted = {"distance": {"from": distance, "to": distance * scale}}
+        prescription = _scaled_input(
+            fact,
+            scale,
+            f"scores times {scale:g}{fact.own_line}: distance {distance:.3g} -> {distance * scale:.2g}",
+            {"distance": {"from": distance, "to": distance * scale}},
+        )
     else:
         channels = percent(fact.number("channels"))
         ends = f"{percent(lost)} of the gradient"
         if lost < options["lost"]:
             ends = f"all of the gradient of {channels} of its channels"
-        title = f"{function} {fact.place_words} is at its bound: {ends} ends there{fact.line}"
+        steps = function in _STEP_FUNCTIONS
+        state = "has no slope" if steps else "is at its bound"
+        slope = "zero everywhere" if steps else f"{'next to ' * near}zero there"
+        title = f"{function} {fact.place_words} {state}: {ends} ends there{fact.line}"
         message = (
             f"{fact.op_words} passes {'next to ' * near}nothing on for {fact.count('closed'):,} of "
             f"{fact.count('of'):,} elements that a gradient arrives at: {percent(lost)} of its magnitude (limit "
             f"{percent(options['lost'])}), and all of it in {channels} of the channels (limit "
-            f"{percent(options['channels'])}). The slope of {function} is {'next to ' * near}zero there."
+            f"{percent(options['channels'])}). The slope of {function} is {slope}."
         )
-        scale = 1.0 / 16
-        cure = f"bring the input of {function} to order one{fact.own_line}: gradient lost {percent(lost)} -> 0 %"
-        predicted = {"gradient_lost": {"from": lost, "to": 0.0}}
+        prescription = _straight_through(fact, function) if steps else _to_order_one(fact, function)
     return group.finding(
         RULE,
         title=title,
         message=f"{message}{group.elsewhere_words}",
         certain=(0.85, "each element of the gradient was counted in front of the function and behind it"),
         limits={n: options[n] for n in ("lost", "channels", "all_channels", "open")},
-        prescription=Prescription(
-            title=cure,
-            change={"input_scale": scale, "op": fact.op},
-            predicted=predicted,
-            snippet=f"y = f(x * {scale:g})  # what goes into {function}; normalise it, or begin smaller\n",
-        ),
+        prescription=prescription,
+    )
+
+
+def _scaled_input(fact: Fact, scale: float, title: str, predicted: Mapping[str, Any]) -> Prescription:
+    """Multiply the input of the function by ``scale``."""
+    return Prescription(
+        title=title,
+        change={"input_scale": scale, "op": fact.op},
+        predicted=predicted,
+        snippet=f"y = f(x * {scale:g})  # what goes into {_function(fact)}; normalise it, or begin smaller\n",
+    )
+
+
+def _to_order_one(fact: Fact, function: str) -> Prescription:
+    """Bring the input of a bounded function to where it has a slope."""
+    lost = fact.number("lost")
+    return _scaled_input(
+        fact,
+        1.0 / 16,
+        f"bring the input of {function} to order one{fact.own_line}: gradient lost {percent(lost)} -> 0 %",
+        {"gradient_lost": {"from": lost, "to": 0.0}},
+    )
+
+
+def _straight_through(fact: Fact, function: str) -> Prescription:
+    """Pass the gradient around a function that has no slope anywhere, at whatever scale."""
+    lost = fact.number("lost")
+    return Prescription(
+        title=f"pass the gradient around {function}{fact.own_line} (a straight-through estimate): gradient lost "
+        f"{percent(lost)} -> 0 %",
+        change={"gradient": {"from": function, "to": "straight-through"}, "op": fact.op},
+        predicted={"gradient_lost": {"from": lost, "to": 0.0}},
+        snippet=f"y = x + (torch.{function}(x) - x).detach()  # the value of {function}, the gradient of x\n",
     )
 
 
@@ -225,9 +261,16 @@ def _made_words(fact: Fact) -> str:
 
 
 def stops_gradient(cause: Finding, effect: Finding) -> bool:
-    """Whether ``effect`` is about the same module, or a finding about a saturated layer of the same root."""
+    """Whether ``effect`` is about the same module, a saturated layer of the root, or the weights in front of ``cause``.
+
+    Weights are in front of a function without slope if their gradients were zero on the scanned step, and no output of
+    zeros explains that.
+    """
     saturated = "saturated_share" in effect.evidence and cause.location.root == effect.location.root
-    return saturated or same_module(cause, effect)
+    zero, dead = cause.evidence.get("zero_gradients_of"), effect.evidence.get("dead_weights")
+    flat = cause.evidence.get("function") in _STEP_FUNCTIONS and effect.location.kind == "weight_grad"
+    behind = flat and isinstance(zero, list) and isinstance(dead, list) and bool(set(dead) & set(zero))
+    return saturated or behind or same_module(cause, effect)
 
 
 RULE = Rule(

@@ -56,9 +56,9 @@ running ones. Nothing is ever NaN.
         s.lerp_(p.to(s.dtype), 1 - 0.999)   # below half an ulp for nearly every element
 """,
     remedy="""
-Keep the state in FP32 and cast it where it is used; it costs two more bytes per element. An optimizer that gives its
-states the format of the weights needs FP32 weights. Where memory forbids, round stochastically or keep the remainder in
-a second 16-bit tensor (Kahan summation).
+Create the state in FP32 and cast it where it is used; casting what is stored in 16 bits mends nothing. It costs two
+more bytes per element. An optimizer that gives its states the format of the weights needs FP32 weights. Where memory
+forbids, round stochastically or keep the remainder in a second 16-bit tensor (Kahan summation).
 """,
     confidence="""
 0.9: bits before and after were compared, in a scan also with the same arithmetic in FP64 on the same numbers. By
@@ -177,9 +177,12 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     elif anew:
         mend = f"fill its FP32 copy once{fact.own_line}"
         snippet = "masters = [p.detach().float() for p in model.parameters()]  # once, before the loop\n"
-    else:
+    elif _target(fact) == "weight":
         mend = f"keep it in {wide}{fact.own_line}"
-        snippet = f"import torch\n\nstate = state.to(torch.{wide})  # cast it where it is read\n"
+        snippet = f"import torch\n\nmodel.to(torch.{wide})  # once, before training; autocast for the computation\n"
+    else:
+        mend = f"create it in {wide}, and write to it in {wide}{fact.own_line}"
+        snippet = _created_in(wide, _target(fact))
     return group.finding(
         RULE,
         title=f"{short} changes nothing: {percent(share)} of the elements of {what} stand still in {dtype}{fact.line}",
@@ -196,6 +199,18 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
             snippet=snippet,
         ),
     )
+
+
+def _created_in(wide: str, target: str) -> str:
+    """Return lines that create a state in the format ``wide``; casting a copy of it later mends nothing."""
+    created = "state = torch.zeros_like(x, dtype=torch.{})  # where it is created; cast it where it is read\n"
+    if target == "average":
+        created = "average = copy.deepcopy(model).to(torch.{})  # where it is created; cast it where it is read\n"
+    elif target == "gradient":
+        created = "sums = [torch.zeros_like(p, dtype=torch.{}) for p in model.parameters()]  # where they are created\n"
+    module = "import copy\n\n" if target == "average" else ""
+    of_weights = "# an average of weights: p.detach().to(torch.{}, copy=True)\n" if target == "state" else ""
+    return f"{module}import torch\n\n{created}{of_weights}".replace("{}", wide)
 
 
 def same_line(cause: Finding, effect: Finding) -> bool:

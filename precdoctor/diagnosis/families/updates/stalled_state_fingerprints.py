@@ -238,12 +238,15 @@ def _average_finding(
     weight, twin = weights[place], stalled[place]
     elements = sum(weights[p].numel for p in averages)
     share = len(stalled) / len(averages)
+    label, follows = dotted(*place[1:]), dotted(*twin[1:])
+    if place[0] != twin[0]:  # a copy of the model, so that the names are the same
+        label, follows = (".".join((p[0], *filter(None, p[1:]))) for p in (place, twin))
     return rule.finding(
         confidence=0.9 if len(averages) > 1 else 0.75,
-        title=f"the average `{dotted(*place[1:])}`{_and_more(stalled)} is written to and never moves in {weight.dtype}",
-        message=f"`{dotted(*place[1:])}` is {weight.dtype} and was written to on "
+        title=f"the average `{label}`{_and_more(stalled)} is written to and never moves in {weight.dtype}",
+        message=f"`{label}` is {weight.dtype} and was written to on "
         f"{plural(weight.writes, 'recorded step')} (limit {options['min_writes']:g}) without changing a bit, while "
-        f"`{dotted(*twin[1:])}`, of the same shape, changed {plural(weights[twin].changes.size, 'time')}: each addend "
+        f"`{follows}`, of the same shape, changed {plural(weights[twin].changes.size, 'time')}: each addend "
         f"is below half an ulp, {weight.half_ulp:.2g} of an element. {len(stalled):,} of "
         f"{plural(len(averages), 'averaged tensor')} stand still.",
         location=tensor_location(
@@ -262,12 +265,24 @@ def _average_finding(
             f"+{memory(2 * elements)}",
             change={"average_dtype": {"from": weight.dtype, "to": "float32"}},
             predicted={"stalled_share": {"from": share, "to": 0.0}, "extra_bytes": 2 * elements},
-            snippet=(
-                f"average = {module_expression(place[1])}.float()  # once, before training\n"
-                "for slow, fast in zip(average.parameters(), student.parameters()):\n"
-                "    slow.lerp_(fast.float(), 1 - decay)\n"
-            ),
+            snippet=_average_in_float32(place, twin),
         ),
+    )
+
+
+def _average_in_float32(place: Parameter, twin: Parameter) -> str:
+    """Return lines that keep an average in FP32; both modules are cut off before the names that they share."""
+    shared = _shared_parts(place, twin)
+    average, student = (".".join(dotted(*p[1:]).split(".")[:-shared]) for p in (place, twin))
+    if place[0] == twin[0]:
+        slow, model = module_expression(average), module_expression(student)
+        made = f"{slow}.float()  # once, before training\n"
+    else:
+        slow, model = "average", module_expression(student)
+        made = f"average = average.float()  # `{place[0]}`, once, before training\n"
+    return (
+        f"{made}for slow, fast in zip({slow}.parameters(), {model}.parameters()):\n"
+        "    slow.lerp_(fast.float(), 1 - decay)\n"
     )
 
 
