@@ -168,6 +168,14 @@ def behind_a_functional_relu() -> Training:
     return given_nothing().change(lambda r: r.update(negative), kind="output", module="head")
 
 
+def a_branch_whose_loss_ends() -> Training:
+    """From step 4 on an auxiliary loss has the weight zero; all logits of its classifier are negative."""
+    run, trained = behind_a_functional_relu(), Training()
+    for step in range(4):
+        run.tensors[step] = trained.tensors[step]
+    return run
+
+
 def cut_to_zero(level: float, *, numel: int = NUMEL, gradient: bool = True) -> Training:
     """The function behind ``qkv``, whose outputs lie around ``level``, makes all of them zero: ``proj`` gets zeros.
 
@@ -372,6 +380,9 @@ FIRING = {
     "weight_zero_in_half": Sample(given_nothing_in_half, module="head", severity="info", says=("not trained",)),
     "functional_relu": Sample(
         behind_a_functional_relu, module="head", severity="warning", says=("is dead", "almost all negative")
+    ),
+    "a_branch_whose_loss_ends": Sample(
+        a_branch_whose_loss_ends, module="head", severity="info", says=("the weight zero since then",)
     ),
     "relu_behind_the_layer_before": Sample(
         lambda: cut_to_zero(-4.1), module="blocks.0.attn.qkv", kind="output", severity="warning",

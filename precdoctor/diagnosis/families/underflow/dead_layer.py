@@ -55,9 +55,10 @@ layers get a gradient. In a chain of dead layers the rule names the output that 
 the layer nearest the loss. If the input of that layer is zero throughout, or a ReLU made the output zero, the rule
 names the module before that, the last one with non-zero outputs. If the layer's output is neither all negative nor
 saturated, and the gradient that arrives there is already zero, the loss itself gives it no gradient (a term with weight
-zero, a mask): that is information. If no weight of the run gets a gradient on any step, it is an error. If a gradient
-arrives and no activation is dead, the rule names the multiplication by zero that a deep scan lists. Layers that no
-gradient reaches at all (`grad` stays None: detached, or their output is not used in the loss) are also information. Not
+zero, a mask): that is information. So is an output that is all negative, if the layer was trained before and nothing
+else speaks for a dead ReLU. If no weight of the run gets a gradient on any step, it is an error. If a gradient arrives
+and no activation is dead, the rule names the multiplication by zero that a deep scan lists. Layers that no gradient
+reaches at all (`grad` stays None: detached, or their output is not used in the loss) are also information. Not
 evaluated are biases, frozen weights, modules that never ran, steps without a learning rate, and the first steps of
 zero-initialised layers. Dead units or unused embedding rows are no dead layer.
 
@@ -234,10 +235,14 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
     message += negative_words(rows, row.root) if whole else ""
     message += _NOTHING_WORDS if stop.nothing else ""
     who = f"`{dotted(row.module, row.name) if is_part else whole or culprit.module or culprit.root}`"
+    own = [r for r in rows if r.kind == "output" and (r.root, r.module) == (row.root, row.module)]
+    # Trained at first, and no output that is zero is in evidence, only one that a ReLU would make zero.
+    left = stop.flat and stop.culprit is row and steps < all_steps and any(map(is_negative, own))
+    message += _LEFT_WORDS if left else ""
     untrained = stop.unused or is_part
     title = f"{who} is {'not trained' if untrained else 'dead'}" if culprit is row else f"{who} lets no gradient pass"
     title = stop.origin.headline if stop.origin is not None else title
-    mild = Severity.INFO if untrained and (not is_part or short) else None
+    mild = Severity.INFO if left or (untrained and (not is_part or short)) else None
     return RULE.finding(
         severity=Severity.ERROR if stop.nothing else mild,
         confidence=0.9 if steps >= 2 * options["min_steps"] else 0.75,
@@ -330,6 +335,7 @@ def _prescription(stop: _Stop, dead: _Gradients, rows: Sequence[TensorRow], whol
 
 
 _NOTHING_WORDS = " No weight of the run got a gradient on any of these steps."
+_LEFT_WORDS = " Or the loss has given it the weight zero since then."
 _PART_WORDS = " The layer's other parameters are trained."
 _SHORT_WORDS = " Its hidden state is zero throughout, as in sequences of one step."
 _REVERSE_WORDS = (

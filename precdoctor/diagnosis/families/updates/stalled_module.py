@@ -13,6 +13,7 @@ import pandas as pd
 from precdoctor.diagnosis.analyses.histories import watched_steps
 from precdoctor.diagnosis.analyses.parameters import module_of_only, parameter_label
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.relations import when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import named, percent, plural
 from precdoctor.diagnosis.survey.frames import PARAMETER, Ints, firsts, groups, parameters
@@ -351,6 +352,13 @@ def _zeroed_finding(view: RunView, fall: _Fall) -> Finding:
     )
 
 
+def _of_its_weights(cause: Finding, effect: Finding) -> bool:
+    """Return whether ``effect`` is about a module whose weights ``cause`` lists, and does not begin before it."""
+    listed = {str(name).rpartition(".")[0] for name in cause.evidence["weights"]}
+    later = (effect.location.step or 0) >= (cause.location.step or 0)
+    return later and cause.location.root == effect.location.root and effect.location.module in listed
+
+
 RULE = Rule(
     code="PD512",
     name="stalled-module",
@@ -364,4 +372,5 @@ RULE = Rule(
         RuleOption("min_steps", 8.0, "steps", "Fewest sampled steps before the fall.", minimum=2.0),
     ),
     check=check,
+    explains=when(_of_its_weights, "PD202", "PD203", "PD204", "PD501", "PD503"),
 )  # fmt: skip
