@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from precdoctor.diagnosis.analyses.loss_scales import growth_interval, is_dynamic, scaled_steps
+from precdoctor.diagnosis.analyses.parameters import module_of_optimizer
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
@@ -122,12 +124,16 @@ def _finding(view: RunView, process: Process, steps: Sequence[StepFacts], option
     )
     if skipped:
         message += f" Overflows at steps {', '.join(str(s.step) for s in skipped[:5])} did not lower it."
+    owners = {s.optimizer for s in skipped}
+    root, module = module_of_optimizer(view, process, owners.pop()) if len(owners) == 1 else (None, "")
+    if module:
+        message += f" All are steps of the optimizer of `{module}`."
     return RULE.finding(
         severity=Severity.ERROR if skipped else Severity.WARNING,
         confidence=0.95 if skipped else 0.9,
         title=f"the loss scale stands still at {scale:g}: the scaler is never updated",
         message=message,
-        location=location(None, Phase.OPTIMIZER, process, steps[0].step),
+        location=replace(location(None, Phase.OPTIMIZER, process, steps[0].step), root=root, module=module or None),
         evidence={
             "steps": len(steps),
             "limit": options["min_steps"],
