@@ -52,6 +52,9 @@ class StepFacts:
     gradients_of: frozenset[tuple[str, str, str]] | None = None
     clip_norm: float | None = None
     clipped_before_unscale: bool | None = None
+    #: On sampled steps of a script that scales the loss by hand: norm of the gradients as the script began to clip
+    #: them, and root, module and name of their parameters. Their rows were made before, as the backward pass ended.
+    norm_at_clip: tuple[Deferred, frozenset[tuple[str, str, str]]] | None = None
     loss_scale: Deferred = None
     growth_tracker: Deferred = None
     found_inf: Deferred = None
