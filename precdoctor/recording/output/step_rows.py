@@ -149,8 +149,10 @@ def step_row(batch: StepBatch, tensors: StepTensors, rank: int, scale: float | N
     """Return the steps row."""
     facts = batch.facts
     found_inf = read(facts.found_inf)
-    losses = [value for value in map(read, facts.losses) if value is not None]
-    used = [value for value in map(read, facts.losses[facts.thrown_losses :]) if value is not None]
+    own = [(scale or 1.0) if i in facts.unscaled_losses else 1.0 for i in range(len(facts.losses))]
+    measured = [None if (value := read(loss)) is None else value * s for loss, s in zip(facts.losses, own, strict=True)]
+    losses = [value for value in measured if value is not None]
+    used = [value for value in measured[facts.thrown_losses :] if value is not None]
     lrs = [value for value in map(read, facts.lrs) if value is not None]
     return {
         "step": facts.step,

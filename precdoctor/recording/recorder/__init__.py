@@ -253,6 +253,8 @@ class Recorder:
                         kernels.restart(dense.device, entry.slot)
                     launch(dense, entry.slot)
         entry.shape, entry.micro_step = tuple(x.shape), self.micro_step
+        if entry.first_micro_step is None:
+            entry.first_micro_step = self.micro_step
         entry.groups += measured_groups(site.kind, dense) if self.claim.measures_groups else ()
         return entry
 

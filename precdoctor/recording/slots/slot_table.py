@@ -52,6 +52,8 @@ class Entry:
     site: Site
     device: torch.device
     shape: tuple[int, ...] = ()
+    #: The micro-steps of the first and the last tensor measured into the slot.
+    first_micro_step: int | None = None
     micro_step: int = 0
     #: For evaluation-mode sites: whether a backward pass went through the tensor.
     reached_by_backward: bool = False

@@ -76,6 +76,9 @@ class StepFacts:
     step_ns: int = 0
     #: Constant factors found at the root of the backward passes (``loss * 65536``).
     root_factors: list[float] = field(default_factory=list)
+    #: Of a step under a scaler: micro-steps known to begin at a loss without its scale, and indices of these losses.
+    unscaled_passes: list[int] = field(default_factory=list)
+    unscaled_losses: list[int] = field(default_factory=list)
     #: Launch counts per device at the end of each micro-step.
     micro_starts: list[dict[torch.device, int]] = field(default_factory=list)
     #: Where ``backward`` was called: the innermost frame outside torch.

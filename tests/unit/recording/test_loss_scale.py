@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precdoctor.recording.observe.backward_hooks import constant_factor
 from precdoctor.recording.output.step_rows import ClipOrders, LossScales, _grad_norm, _sum, infer_loss_scale
 from precdoctor.recording.slots.step_batch import StepBatch, StepFacts
+from precdoctor.recording.steps.scaled_losses import constant_factor
 
 POWERS = st.integers(4, 24).map(lambda k: 2.0**k)
 ORDERS = ClipOrders()
