@@ -158,7 +158,7 @@ class ScaledLosses:
             return None
         if not results:  # the script calls ``scale`` later in this step, if at all
             return None if _is_multiplied(root) else False
-        if any(root is result() for _, _, result in results):
+        if any(root is result() for _, _, result in reversed(results)):
             return True
         numbers = {number for _, number, _ in results}
         first = min(numbers)
