@@ -46,6 +46,7 @@ _PARAMETER: Final[Shape] = {
     "tied": Each("text"),
     "placement": "integer",
     "group": Each("integer", longest=2),
+    "evaluating": "flag",
 }
 _ROOT: Final[Shape] = {
     "name!": "text",

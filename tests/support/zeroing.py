@@ -367,10 +367,103 @@ def scaled_and_as_it_was() -> None:
     scaled(what="both")
 
 
+def mixed(second: Callable[[torch.amp.GradScaler, torch.optim.Optimizer, Tensor], object], *, alone: bool = False,
+          first: bool = False, zero: bool = False, of: int = 1) -> None:  # fmt: skip
+    """A scaled loss and a second one, which is given to ``second``.
+
+    Args:
+        alone: the second loss reaches the weights of a head of its own only.
+        first: the second loss comes first.
+        zero: gradients are zeroed between the two.
+        of: number of micro-batches.
+    """
+    net, head = model(), nn.Linear(8, 1)
+    optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()], 1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+
+    def auxiliary(hidden: Tensor) -> None:
+        second(scaler, optimizer, head(hidden.detach() if alone else hidden).square().mean())
+
+    for _ in range(STEPS):
+        for _ in range(of):
+            hidden = net[:2](torch.randn(4, 4))
+            if first:
+                auxiliary(hidden)
+            if zero:
+                optimizer.zero_grad()
+            scaler.scale(net[2](hidden).square().mean() / of).div(1).backward(retain_graph=True)
+            if not first:
+                auxiliary(hidden)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+@loop
+def second_loss_unscaled() -> None:
+    mixed(lambda scaler, optimizer, x: (x * 0.5).backward(retain_graph=True))
+
+
+@loop
+def second_loss_unscaled_first() -> None:
+    mixed(lambda scaler, optimizer, x: x.backward(retain_graph=True), first=True)
+
+
+@loop
+def second_loss_unscaled_in_each_micro_batch() -> None:
+    mixed(lambda scaler, optimizer, x: x.backward(retain_graph=True), of=3)
+
+
+@loop
+def second_loss_of_its_own_head_unscaled_on_every_step() -> None:
+    mixed(lambda scaler, optimizer, x: x.backward(), alone=True)
+
+
+@loop
+def second_loss_scaled() -> None:
+    mixed(lambda scaler, optimizer, x: (scaler.scale(x * 0.5) + 0.0).backward())
+
+
+@loop
+def second_loss_scaled_by_hand() -> None:
+    mixed(lambda scaler, optimizer, x: (x * scaler.get_scale()).mean().backward())
+
+
+@loop
+def second_loss_with_a_gradient_that_is_the_scale() -> None:
+    mixed(lambda scaler, optimizer, x: x.backward(torch.tensor(scaler.get_scale())))
+
+
+@loop
+def second_loss_after_unscaling_on_every_step() -> None:
+    mixed(lambda scaler, optimizer, x: (scaler.unscale_(optimizer), x.backward()))
+
+
+@loop
+def second_loss_whose_gradients_are_zeroed_on_every_step() -> None:
+    mixed(lambda scaler, optimizer, x: x.backward(retain_graph=True), first=True, zero=True)
+
+
+@loop
+def second_loss_of_another_optimizer_on_every_step() -> None:
+    """The first optimizer steps without the scaler."""
+    nets = model(), model()
+    optimizers = [torch.optim.SGD(net.parameters(), 1e-3) for net in nets]
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for _ in range(STEPS):
+        loss(nets[0]).backward()
+        scaler.scale(loss(nets[1])).backward()
+        optimizers[0].step()
+        scaler.step(optimizers[1])
+        scaler.update()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+
+
 if __name__ == "__main__":
     directory = Path(sys.argv[1])
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     for name, run in LOOPS.items():
-        with precdoctor.record(directory / name, strict=True, every=1 if name.endswith("_pass") else 64):
+        with precdoctor.record(directory / name, strict=True, every=1 if name.endswith(("_pass", "_step")) else 64):
             run()
     torch.distributed.destroy_process_group()

@@ -125,7 +125,7 @@ _BY_KEY: Mapping[str, Callable[[RunView, Finding, Mapping[str, Any]], tuple[Chan
     "scaler_enabled": _scaler_off,
     "eps": _eps,
     "weight_dtype": _master_weights,
-    "unscale_before_clip": "the order of calls is the script's: call scaler.unscale_(optimizer) before clipping",
+    "unscale_before_clip": "the order of calls is the script's: unscale the gradients before clipping",
 }
 
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from precdoctor.recording import kernels
 from precdoctor.recording.deepscan.window import StepWindow
 from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.kernels.outside_user_modes import modes_open, only_estimates
@@ -33,9 +32,9 @@ from precdoctor.recording.slots.deferred import CUDA, defer, is_capturing
 from precdoctor.recording.steps.abandoned_attempts import AbandonedAttempts
 from precdoctor.recording.steps.missing_zero_grad import KeptGradients
 from precdoctor.recording.steps.optimizerless_steps import OptimizerlessSteps
+from precdoctor.recording.steps.scaled_losses import PRODUCT, constant_factor
 
 _LOSS = Place("", "", "")
-_PRODUCT = "MulBackward0"
 #: Frames of these packages are skipped when a backward call's line is recorded: the line of their caller says more.
 _FRAMEWORKS = ("torch", "accelerate", "transformers", "lightning", "pytorch_lightning", "deepspeed")
 
@@ -131,13 +130,13 @@ class BackwardHooks:
         """Record what is known before the backward pass; ``gradients`` are those given for its roots, or None."""
         try:
             roots = static.tensors(tensors)
-            self._note_loss(roots)
+            self._note_loss(roots, gradients)
             if self._loss_code.supported and not is_capturing():
                 self._loss_code.backward_begins(roots, gradients)
         finally:
             self._prepare()
 
-    def _note_loss(self, roots: list[Tensor]) -> None:
+    def _note_loss(self, roots: list[Tensor], gradients: Any) -> None:
         """Record the roots of the backward pass: loss values, constant factors, and on sampled steps their rows."""
         recorder, claim = self._recorder, self._recorder.claim
         if self._logits.follows:
@@ -149,8 +148,13 @@ class BackwardHooks:
             claim.backward_begins()
         self._abandoned.backward_begins()
         self._kept_gradients.backward_begins()
-        self._kept_gradients.losses.backward_begins(roots)
-        facts = recorder.current
+        facts, losses = recorder.current, self._kept_gradients.losses
+        losses.backward_begins(roots, gradients)
+        if losses.pass_is_scaled is False:
+            facts.unscaled_passes.append(recorder.micro_step)
+            facts.unscaled_losses.append(len(facts.losses))
+            if recorder.live or losses.unscaled_line[0] is None:
+                losses.unscaled_line = attach.caller_outside(*_FRAMEWORKS) or losses.unscaled_line
         if recorder.trace is not None:
             recorder.trace.look_at("loss", [("loss", x) for x in roots])
         if facts.backward_file is None and (where := attach.caller_outside(*_FRAMEWORKS)) is not None:
@@ -160,7 +164,7 @@ class BackwardHooks:
                 facts.losses.append(defer(root, by_drain=True))
                 facts.narrow_loss = facts.narrow_loss or root.dtype is torch.float16
                 node = root.grad_fn
-                if node is not None and node.name() == _PRODUCT and (factor := constant_factor(root)) is not None:
+                if node is not None and node.name() == PRODUCT and (factor := constant_factor(root)) is not None:
                     facts.root_factors.append(factor)
             if recorder.live:
                 name = "" if len(roots) == 1 else str(index)
@@ -276,22 +280,6 @@ class BackwardHooks:
                 recorder.measure(site, grad, restart=True, together=gradients.waiting_room(grad))
 
         return precdoctor_weight_grad
-
-
-def constant_factor(root: Tensor) -> float | None:
-    """Return the constant that a loss was last multiplied by (``loss * 65536``).
-
-    None if there is no such factor, or reading it would wait for a device.
-    """
-    node = root.grad_fn
-    if node is None or node.name() != _PRODUCT:
-        return None
-    for attribute in ("_saved_other", "_saved_self"):
-        operand = getattr(node, attribute, None)
-        if isinstance(operand, Tensor) and operand.numel() == 1 and not operand.requires_grad:
-            with kernels.apart_from_user_modes():  # torch gives a mode a bare number instead of this tensor
-                return float(operand) if operand.is_cpu else None
-    return None
 
 
 def _put_first(parameter: Tensor, key: int) -> None:

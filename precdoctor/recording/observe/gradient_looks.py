@@ -224,11 +224,22 @@ class GradientLooks:
             return
         if self._in_closure() or not recorder.live or self._has_no_rows or not self._have_rows(parameters):
             self._look_at(parameters, self._clipped)
+        else:
+            self._note_norm_at_clip(parameters)
         if (number := clipping.number(limit)) is not None:
             recorder.current.clip_norm = number
             # A second clip finds what the first one wrote.
             early = recorder.current.clipped_before_unscale or self._scalers.still_scaled(parameters)
             recorder.current.clipped_before_unscale = early
+
+    def _note_norm_at_clip(self, parameters: list[Tensor]) -> None:
+        """Read the norm at the first clip of a loss scaled by hand: the drain compares it with the gradients' rows."""
+        facts, names = self._recorder.current, self._recorder.names
+        if facts.norm_at_clip is not None or self._scalers.in_use or not any(f >= 2 for f in facts.root_factors):
+            return
+        places = [found for p in parameters if (found := names.parameter(p)) is not None]
+        if (look := gradient_sentinel(parameters, self._clipped)) is not None:
+            facts.norm_at_clip = look[0], frozenset((place.root, place.module, name) for place, name in places)
 
     def _have_rows(self, parameters: list[Tensor]) -> bool:
         """Return whether a sampled step has rows of all these gradients as the backward pass delivered them."""

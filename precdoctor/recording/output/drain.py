@@ -21,7 +21,7 @@ from precdoctor.recording import kernels
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.output.evidence import Evidence, Watcher
 from precdoctor.recording.output.process_facts import with_device_numbers
-from precdoctor.recording.output.step_rows import EventLog, LossScales, step_row
+from precdoctor.recording.output.step_rows import ClipOrders, EventLog, LossScales, step_row
 from precdoctor.recording.output.tensor_table import Sites, StepTensors
 from precdoctor.recording.process import attach
 from precdoctor.recording.slots.step_batch import EventBatch, OpBatch, StepBatch, StepFacts
@@ -102,6 +102,7 @@ class Drain:
         self._step_rows: list[dict[str, Any]] = []
         self._last_written: StepFacts | None = None
         self._scales = LossScales()
+        self._clip_orders = ClipOrders()
         self._sites = Sites()
         self._dropped: collections.Counter[str] = collections.Counter()
         self._thread: threading.Thread | None = None
@@ -268,6 +269,8 @@ class Drain:
             snapshot.wait()
         tensors = StepTensors(batch, self._rank, self._sites)
         scale, inferred = self._scales.of(batch, tensors.unscale_ratios())
+        if inferred and scale is not None:
+            self._clip_orders.settle(batch.facts, tensors, scale)
         step = step_row(batch, tensors, self._rank, scale)
         events = self._log.of_step(batch, tensors.bad_triggers(), step, scale if inferred else None)
         self._watch(tensors, step, scale)

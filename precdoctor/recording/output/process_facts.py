@@ -183,6 +183,7 @@ def _root(root: Root, names: Names, placements: Mapping[int, int], held: Mapping
     module, called = root.module(), root.called()
     parameters = []
     tied = _tied(module, names) if module is not None else {}
+    evaluating = _evaluating(called) if called is not None else frozenset()
     for parameter in static.parameters(called) if called is not None else ():
         found = names.parameter(parameter)
         if found is None:
@@ -197,6 +198,7 @@ def _root(root: Root, names: Names, placements: Mapping[int, int], held: Mapping
                 **({"tied": tied[id(parameter)]} if id(parameter) in tied else {}),
                 **({"placement": placements[id(parameter)]} if id(parameter) in placements else {}),
                 **({"group": held[id(parameter)]} if id(parameter) in held else {}),
+                **({"evaluating": True} if id(parameter) in evaluating else {}),
             }
         )
     modules = [{"name": name, "class": kind} for name, kind in root.modules]
@@ -204,6 +206,12 @@ def _root(root: Root, names: Names, placements: Mapping[int, int], held: Mapping
     outer = root.outer() if root.outer is not None else None
     reduced = reduction(outer, module) if module is not None else None
     return facts if reduced is None else {**facts, "reduction": reduced}
+
+
+def _evaluating(module: torch.nn.Module) -> frozenset[int]:
+    """Return the ids of the parameters whose own module is in evaluation mode."""
+    owners = [m for m in static.modules(module) if static.attribute(m, "training") is False]
+    return frozenset(id(p) for m in owners for p in static.held(m, "_parameters").values() if p is not None)
 
 
 def _tied(module: torch.nn.Module, names: Names) -> dict[int, list[str]]:

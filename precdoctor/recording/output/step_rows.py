@@ -11,7 +11,7 @@ from typing import Any
 
 from precdoctor.recording.output.tensor_table import StepTensors
 from precdoctor.recording.slots.deferred import read
-from precdoctor.recording.slots.step_batch import StepBatch, looks_like_a_scale
+from precdoctor.recording.slots.step_batch import StepBatch, StepFacts, looks_like_a_scale
 from precdoctor.runlog.atomic import jsonable
 from precdoctor.runlog.caps import shortened
 from precdoctor.runlog.writer import MAX_STRING_BYTES
@@ -46,7 +46,9 @@ class LossScales:
             if factor is not None and (self._inferred is not None or looks_like_a_scale(factor)):
                 self._inferred = factor
         elif facts.sampled and facts.complete:
-            found = infer_loss_scale(facts.root_factors, ratios, clipped=facts.clip_norm is not None)
+            found = infer_loss_scale(
+                facts.root_factors, ratios, clipped=facts.clip_norm is not None, shrunk=_shrunk(facts)
+            )
             if found is None and not ratios and self._inferred is not None:
                 found = _common_factor(facts.root_factors)  # there is a scale, and it may have changed
             self._inferred = found
@@ -55,18 +57,70 @@ class LossScales:
         return self._inferred, self._inferred is not None
 
 
-def infer_loss_scale(root_factors: Sequence[float], ratios: Sequence[float], *, clipped: bool) -> float | None:
+class ClipOrders:
+    """Whether a script that scales the loss by hand clips before it unscales, per optimizer.
+
+    On sampled steps the norm at the clip is compared with the rows of the same gradients, which carry the scale. Other
+    steps have no such rows: their norm was measured at the clip, so it is unscaled if the order on the last sampled
+    step says so, and dropped if that order is unknown.
+    """
+
+    def __init__(self) -> None:
+        self._scaled: dict[str, bool | None] = {}
+
+    def settle(self, facts: StepFacts, tensors: StepTensors, scale: float) -> None:
+        """Complete the facts of a step with a clip and a hand-written ``scale``."""
+        if facts.clip_norm is None:
+            return
+        if facts.gradients_of is not None:
+            facts.clipped_before_unscale = _scaled_at_clip(facts, tensors, scale)
+            self._scaled[facts.optimizer] = facts.clipped_before_unscale
+        elif not facts.sampled and facts.optimizer in self._scaled:
+            scaled = self._scaled[facts.optimizer]
+            facts.grad_norm_scaled = scaled is True
+            if scaled is None and math.isfinite(read(facts.grad_amax) or 0.0):
+                facts.grad_norm = None
+
+
+def _scaled_at_clip(facts: StepFacts, tensors: StepTensors, scale: float) -> bool | None:
+    """Return whether gradients carried ``scale`` as they were clipped; None if unknown.
+
+    Reductions between ranks change the norm after the backward pass, but by much less than the scale.
+    """
+    if facts.norm_at_clip is None or scale < 2:
+        return None
+    norm, (squares, finite) = read(facts.norm_at_clip[0]), tensors.weight_gradients(facts.norm_at_clip[1])
+    if not norm or not math.isfinite(norm) or not finite or not (before := math.sqrt(_exact_sum(squares))):
+        return None
+    divided = math.log(before / norm) / math.log(scale)  # 0: not yet, 1: by the scale
+    return None if 0.25 < divided < 0.75 else divided <= 0.25
+
+
+def _shrunk(facts: StepFacts) -> float | None:
+    """Return the factor by which a clip of the norm divided the gradients; 1 without a clip, None if unknown."""
+    if facts.clip_norm is None:
+        return 1.0
+    norm = read(facts.norm_at_clip[0]) if facts.norm_at_clip is not None else None
+    return max(1.0, norm / facts.clip_norm) if norm and facts.clip_norm else None
+
+
+def infer_loss_scale(
+    root_factors: Sequence[float], ratios: Sequence[float], *, clipped: bool, shrunk: float | None = None
+) -> float | None:
     """Infer a hand-written constant loss scale; None if there is no evidence of one.
 
-    Evidence is a constant factor at the root of the backward pass (``loss * 65536``) by which unclipped gradients are
-    divided before the step. A power of two from 16 up needs less, because losses are weighted by other numbers: no
-    ratios (FP32 master copies are other tensors), a median ratio of at least the factor with clipping, which divides
-    once more, or of a quarter of it without, because averaging over ranks changes each ratio. Without a factor of at
-    least 2, a division of several unclipped gradients by one such power is evidence.
+    Evidence is a constant factor at the root of the backward pass (``loss * 65536``) by which gradients are divided
+    before the step; what a clip of known norms divides is taken out. A power of two from 16 up needs less, because
+    losses are weighted by other numbers: no ratios (FP32 master copies are other tensors), a median ratio of at least
+    the factor with clipping, which divides once more, or of a quarter of it without, because averaging over ranks
+    changes each ratio. Without a factor of at least 2, a division of several unclipped gradients by one such power is
+    evidence.
 
     Args:
         root_factors: factors seen at the roots of this step's backward passes.
         ratios: see :meth:`LossScales.of`; empty if no parameter had both gradients.
+        clipped: whether gradients were clipped.
+        shrunk: the factor by which the clip divided them, before or after unscaling; None if it is unknown.
     """
     factor = _common_factor(root_factors)
     if not ratios:
@@ -74,7 +128,8 @@ def infer_loss_scale(root_factors: Sequence[float], ratios: Sequence[float], *, 
     middle = statistics.median(ratios)
     spread = max(abs(r / middle - 1.0) for r in ratios)
     if factor is not None and factor >= 2:  # a ratio is accurate to a percent, so not for factors near one
-        if not clipped and spread < 0.02 and abs(middle / factor - 1.0) < 0.01:
+        shrunk = shrunk if clipped else 1.0
+        if shrunk is not None and spread < 0.02 and abs(middle / shrunk / factor - 1.0) < 0.01:
             return factor
         lowest = factor * (0.99 if clipped else 0.25)
         return factor if looks_like_a_scale(factor) and middle >= lowest else None
@@ -94,8 +149,10 @@ def step_row(batch: StepBatch, tensors: StepTensors, rank: int, scale: float | N
     """Return the steps row."""
     facts = batch.facts
     found_inf = read(facts.found_inf)
-    losses = [value for value in map(read, facts.losses) if value is not None]
-    used = [value for value in map(read, facts.losses[facts.thrown_losses :]) if value is not None]
+    own = [(scale or 1.0) if i in facts.unscaled_losses else 1.0 for i in range(len(facts.losses))]
+    measured = [None if (value := read(loss)) is None else value * s for loss, s in zip(facts.losses, own, strict=True)]
+    losses = [value for value in measured if value is not None]
+    used = [value for value in measured[facts.thrown_losses :] if value is not None]
     lrs = [value for value in map(read, facts.lrs) if value is not None]
     return {
         "step": facts.step,

@@ -132,6 +132,7 @@ class StepTensors:
         self._kinds = np.ascontiguousarray(self._codes[:, _KIND])
         self._non_finite: Bools = (self._head[:, [at.NAN, at.POS_INF, at.NEG_INF]] != 0).any(axis=1)
         self._micro_starts = batch.facts.micro_starts
+        self._unscaled_passes = frozenset(batch.facts.unscaled_passes)
         self._operands = [(row, e.operand) for row, e in enumerate(entries) if e.operand is not None]
         self._sharpness = [(row, e.sharpness) for row, e in enumerate(entries) if e.sharpness is not None]
 
@@ -228,11 +229,23 @@ class StepTensors:
         scales = np.full(self.rows, math.nan if loss_scale is None else loss_scale)
         known: Bools = np.zeros(self.rows, np.bool_)
         if loss_scale is not None:
+            scales[self._of_unscaled_passes()] = 1.0
             known = self.of_kinds(*_SCALED_KINDS) | np.fromiter((e.scaled for e in self._entries), np.bool_, self.rows)
         for row, operand in self._operands:
             value = operand.scale()
             known[row], scales[row] = value is not None, math.nan if value is None else value
         return {"scale": arrays.numbers(scales, known)} if known.any() else {}
+
+    def _of_unscaled_passes(self) -> list[int]:
+        """Return the rows that merge only tensors of backward passes that began without the loss scale."""
+        unscaled = self._unscaled_passes
+        return [
+            row
+            for row, e in enumerate(self._entries if unscaled else ())
+            if unscaled.issuperset(
+                range(e.micro_step if e.first_micro_step is None else e.first_micro_step, e.micro_step + 1)
+            )
+        ]
 
     def _casts(self) -> dict[str, Any]:
         """Return the format that each tensor was cast to or is stored in, and the elements that casts clip or flush."""

@@ -252,7 +252,7 @@ class Recorder:
                     if restart:
                         kernels.restart(dense.device, entry.slot)
                     launch(dense, entry.slot)
-        entry.shape, entry.micro_step = tuple(x.shape), self.micro_step
+        entry.measured(tuple(x.shape), self.micro_step)
         entry.groups += measured_groups(site.kind, dense) if self.claim.measures_groups else ()
         return entry
 

@@ -52,6 +52,8 @@ class Entry:
     site: Site
     device: torch.device
     shape: tuple[int, ...] = ()
+    #: The micro-steps of the first and the last tensor measured into the slot.
+    first_micro_step: int | None = None
     micro_step: int = 0
     #: For evaluation-mode sites: whether a backward pass went through the tensor.
     reached_by_backward: bool = False
@@ -65,6 +67,12 @@ class Entry:
     sharpness: Sharpness | None = None
     #: For an inference run: sums of each tensor that was measured into the slot.
     groups: list[GroupSums] = field(default_factory=list)
+
+    def measured(self, shape: tuple[int, ...], micro_step: int) -> None:
+        """Note that a tensor was measured into the slot."""
+        self.shape, self.micro_step = shape, micro_step
+        if self.first_micro_step is None:
+            self.first_micro_step = micro_step
 
     def counts_as_training(self, names: Names) -> bool:
         """False for an evaluation pass: under no_grad in a root that trains, or with grad but without a backward."""

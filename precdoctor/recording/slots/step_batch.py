@@ -52,6 +52,9 @@ class StepFacts:
     gradients_of: frozenset[tuple[str, str, str]] | None = None
     clip_norm: float | None = None
     clipped_before_unscale: bool | None = None
+    #: On sampled steps of a script that scales the loss by hand: norm of the gradients as the script began to clip
+    #: them, and root, module and name of their parameters. Their rows were made before, as the backward pass ended.
+    norm_at_clip: tuple[Deferred, frozenset[tuple[str, str, str]]] | None = None
     loss_scale: Deferred = None
     growth_tracker: Deferred = None
     found_inf: Deferred = None
@@ -73,6 +76,9 @@ class StepFacts:
     step_ns: int = 0
     #: Constant factors found at the root of the backward passes (``loss * 65536``).
     root_factors: list[float] = field(default_factory=list)
+    #: Of a step under a scaler: micro-steps known to begin at a loss without its scale, and indices of these losses.
+    unscaled_passes: list[int] = field(default_factory=list)
+    unscaled_losses: list[int] = field(default_factory=list)
     #: Launch counts per device at the end of each micro-step.
     micro_starts: list[dict[torch.device, int]] = field(default_factory=list)
     #: Where ``backward`` was called: the innermost frame outside torch.

@@ -98,10 +98,12 @@ class Scalers:
     def _patch(self, kind: type[torch.amp.GradScaler]) -> None:
         """Have calls noted of those methods that a class defines itself."""
         notes: dict[str, Callable[..., None]] = {
-            "scale": self._note_losses, "unscale_": self._note_unscaled, "update": self._note_update,
+            "unscale_": self._note_unscaled, "update": self._note_update,
         }  # fmt: skip
         for name in notes.keys() & vars(kind).keys():
             setattr(kind, name, self._noting(getattr(kind, name), notes[name], after=name == "unscale_"))
+        if "scale" in vars(kind):
+            kind.scale = self._scaling(kind.scale)  # type: ignore[method-assign]
 
     def _noting(self, original: Callable[..., Any], note: Callable[..., None], *, after: bool) -> Callable[..., Any]:
         """Wrap a method: call ``note`` with the same arguments, before it or once it has returned."""
@@ -118,12 +120,24 @@ class Scalers:
 
         return method
 
-    def _note_losses(self, scaler: torch.amp.GradScaler, outputs: Any = None, *_: Any, **__: Any) -> None:
-        """Remember the losses that ``scale`` is given."""
+    def _scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``scale``: remember the losses and what it returns for them."""
+        note = guarded(self._recorder)(self._note_losses)
+
+        @functools.wraps(original)
+        def scale(scaler: torch.amp.GradScaler, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            scaled = original(scaler, outputs, *args, **kwargs)
+            note(scaler, outputs, scaled)
+            return scaled
+
+        return scale
+
+    def _note_losses(self, scaler: torch.amp.GradScaler, outputs: Any, scaled: Any) -> None:
+        """Remember the losses that ``scale`` was given, and its results."""
         if self._recorder.state == "armed" and _is_enabled(scaler):
             self._meet(scaler)
             self.in_use.put(scaler, True)
-            self._kept.losses.given(outputs)
+            self._kept.losses.given(scaler, outputs, scaled)
 
     def _note_unscaled(
         self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, *_: Any, **__: Any
@@ -138,6 +152,7 @@ class Scalers:
         """End the attempts that the script left out; before ``update``, which merges the found Infs and clears them."""
         if self.unscaled and self._recorder.state == "armed" and not self._recorder.capture.runs:
             self._end_left_out(scaler)
+        self._kept.losses.updated(scaler)
         self.in_use.drop(scaler)
 
     def _stepping(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -179,6 +194,7 @@ class Scalers:
             return
         self._note_found(scaler, optimizer)
         self._kept.losses.stepped()
+        self._kept.stepped_by_scaler(optimizer, self._recorder.slots.touched.values())
         self._end(optimizer)
 
     def _note_found(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:

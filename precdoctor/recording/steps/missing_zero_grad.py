@@ -25,8 +25,9 @@ from precdoctor.recording.model.optimizer_contents import parameters_of
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.slots.deferred import Deferred, defer, is_capturing, read
+from precdoctor.recording.slots.slot_table import Entry
 from precdoctor.recording.steps.rescaled_sums import RescaledSums
-from precdoctor.recording.steps.scaled_losses import ScaledLosses
+from precdoctor.recording.steps.scaled_losses import MixedPasses, ScaledLosses
 
 #: Steps in a row with kept gradients before they are confirmed by a comparison and reported.
 ENOUGH: Final = 8
@@ -94,6 +95,7 @@ class _Watch:
         #: ``unscale_`` calls on these gradients since the last attempt; the most in one; attempts with several.
         self.unscaled = self.most_unscaled = self.repeated = self.attempts = 0
         self.sums = RescaledSums()
+        self.mixed = MixedPasses()
 
     def look(self) -> None:
         """Note the watched gradient's current state; watch another parameter's gradient if it is gone."""
@@ -131,6 +133,7 @@ class KeptGradients:
             if watch.state is None or not watch.state.untouched:
                 watch.intact = False
                 watch.unscaled = watch.summed = 0
+                watch.mixed.forget()
                 watch.since = self._context.current.step
             elif watch.copies:
                 self._compare(watch)
@@ -140,7 +143,10 @@ class KeptGradients:
         for key, watch in tuple(self._watches.items()):
             if watch.optimizer() is None:
                 self._end_series(self._watches.pop(key))
-            elif watch.state is None or not watch.state.untouched:
+                continue
+            changed = watch.state is None or not watch.state.untouched
+            watch.mixed.pass_ended(self.losses, self._context.micro_step - 1, changed=changed)
+            if changed:
                 watch.passes += 1
                 watch.summed += 1
                 watch.look()
@@ -189,7 +195,8 @@ class KeptGradients:
                 self._count_unscaled(watch)
             if self._context.live and watch.sums.step_ended(watch.passes, self._context.current.clip_norm):
                 self._report_sums(watch)
-        watch.intact, watch.passes = True, 0
+        watch.intact, watch.passes, watch.mixed.done = True, 0, False
+        watch.mixed.forget()
         if grad is not None and watch.state is not None:
             watch.state.version = grad._version
         else:
@@ -304,6 +311,8 @@ class KeptGradients:
             if watch.repeated > 1:
                 self._report_unscaled(watch)
             self._report_sums(watch)
+            if watch.mixed.steps > 1:
+                self._report_mixed(watch)
 
     # --- repeated unscaling ------------------------------------------------------------------------------------------
 
@@ -314,6 +323,7 @@ class KeptGradients:
             watch = self._watches[id(optimizer)] = _Watch(optimizer, name, self._context.step)
             watch.look()
         watch.unscaled += 1
+        watch.mixed.done = True
 
     def scaler_updated(self, optimizer: torch.optim.Optimizer) -> None:
         """Note the unscaled gradient as it is now, after clipping: the script keeps it."""
@@ -346,6 +356,30 @@ class KeptGradients:
             "of": watch.attempts,
         }
         self._event(watch, data)
+
+    # --- losses without the scale ------------------------------------------------------------------------------------
+
+    def stepped_by_scaler(self, optimizer: torch.optim.Optimizer, entries: Iterable[Entry]) -> None:
+        """Count an attempt whose gradients come from passes with and without the scale; report the first.
+
+        ``entries`` are those of the step so far; empty unless it is sampled.
+        """
+        watch = self._known(optimizer)
+        if watch is None:
+            return
+        early, names, found = watch.mixed.early, self._context.names, set()
+        if early:  # gradients that only unscaled passes made
+            rows = (e for e in entries if e.site.kind == "weight_grad" and {e.first_micro_step, e.micro_step} <= early)
+            found = {(e.site.place, e.site.name) for e in rows}
+        others: bool | None = None if early and not self._context.live else False
+        if found:
+            others = any(p.grad is not None and names.parameter(p) in found for p in parameters_of(optimizer))
+        if watch.mixed.stepped(self.losses, others=others):
+            self._report_mixed(watch)
+
+    def _report_mixed(self, watch: _Watch) -> None:
+        file, line = watch.mixed.line
+        self._context.event("warning", file=file, line=line, data=watch.mixed.data(watch.name))
 
 
 def _size(state: _GradientState) -> int:

@@ -25,6 +25,8 @@ MISSING = {
 
 #: Loops that something else is said of.
 TOLD = {"unscaled_each": None, "scale_dropped": None, "scale_dropped_sometimes": None}
+#: Loops that add a loss without the scale to one with it.
+MIXED = [name for name in LOOPS if name.startswith("second_loss") and "unscaled" in name.split("_")]
 #: Loops that divide the sum of gradients after each backward pass, and their divisors.
 DIVIDED = {"divided_after_each_pass": 4096.0, "replaced_after_each_pass": 4.0}
 
@@ -52,7 +54,7 @@ def test_gradients_that_are_never_zeroed_are_told(logs, name):
     assert (last["optimizer"], last["summed"], last["kept"], last["of"]) == MISSING[name]
 
 
-@pytest.mark.parametrize("name", [name for name in LOOPS if name not in MISSING | TOLD | DIVIDED])
+@pytest.mark.parametrize("name", [name for name in LOOPS if name not in {*MISSING, *TOLD, *DIVIDED, *MIXED}])
 def test_nothing_is_said_of_others(logs, name):
     assert told(logs, name) == []
 
@@ -74,6 +76,28 @@ def test_sums_divided_after_each_pass_are_counted(logs, name):
     assert (last["optimizer"], last["passes"], last["steps"], last["of"]) == ("SGD#0", 4, STEPS - 2, STEPS - 2)
     [finding] = [f for f in diagnose(precdoctor.open_run(logs / name)).findings if f.code == "PD309"]
     assert f"divided by {DIVIDED[name]:.4g} after each of 4 backward passes" in finding.title
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_a_second_loss_without_the_scale_is_reported(logs, name):
+    first, last = told(logs, name)
+    assert first["what"] == last["what"] == "mixed-scale"
+    assert (last["optimizer"], last["steps"], last["of"]) == ("SGD#0", STEPS - 1, STEPS - 1)  # not of the first step
+    [finding] = [f for f in diagnose(precdoctor.open_run(logs / name)).findings if f.code == "PD309"]
+    assert finding.evidence["given_share"] == 2.0**-10
+    assert finding.location.source is not None
+    line = (ROOT / "tests/support/zeroing.py").read_text().splitlines()[finding.location.source.line - 1]
+    assert "scaler.scale" not in line and "backward(" in line
+
+
+def test_gradients_and_loss_of_an_unscaled_pass_have_no_scale(logs):
+    run = precdoctor.open_run(logs / "second_loss_of_its_own_head_unscaled_on_every_step")
+    rows = run.tensors()
+    rows = rows[(rows["step"] == 2) & (rows["kind"] == "weight_grad") & (rows["name"] == "weight")]
+    scales = dict(zip(rows["root"], rows["scale"], strict=True))
+    assert sorted(set(scales.values())) == [1.0, 1024.0]
+    losses = [precdoctor.open_run(logs / f"second_loss_{how}").steps()["loss"][0] for how in ("scaled", "unscaled")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 @pytest.mark.parametrize(("name", "steps"), [("scale_dropped", STEPS), ("scale_dropped_sometimes", STEPS // 2)])

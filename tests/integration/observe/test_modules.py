@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+import precdoctor
+from tests.support.processes import record, script, warm
+
 
 def sites(rows, kind):
     chosen = rows[rows["kind"] == kind]
@@ -182,3 +187,45 @@ def test_complex_tensors_have_the_rows_that_others_have(zoo):
     (update,) = rows[rows["kind"] == "update"].to_dict("records")
     assert update["numel"] == 2 * 4 * 4 * 6 and update["unchanged"] == 0
     assert 0.005 < update["amax"] < 0.02  # Adam moves each part by its rate
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_weights_under_no_grad_are_noted_unless_their_module_is_in_evaluation_mode(tmp_path, mode, inside):
+    script(
+        tmp_path,
+        "encoder.py",
+        f"""
+        import torch
+        from torch import nn
+        torch.manual_seed(0)
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.encoder = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8))
+                self.head = nn.Linear(8, 1)
+            def forward(self, x):
+                with torch.no_grad():
+                    hidden = self.encoder(x)
+                return self.head(hidden)
+        net = Net()
+        net.encoder.{mode}()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        for _ in range(16):
+            x = torch.randn(32, 4)
+            if {inside}:
+                y = net(x)
+            else:
+                with torch.no_grad():
+                    hidden = net.encoder(x)
+                y = net.head(hidden)
+            optimizer.zero_grad()
+            (y - x.sum(1, keepdim=True)).square().mean().backward()
+            optimizer.step()
+        """,
+    )
+    run = precdoctor.open_run(record(tmp_path, "--", *warm("encoder.py")).run)
+    found = [f for f in precdoctor.diagnose(run).findings if f.code == "PD203"]
+    assert [f.severity.value for f in found] == (["info"] if mode == "train" else [])
+    if found:
+        assert found[0].evidence["under_no_grad"] and len(found[0].evidence["weights"]) == 2

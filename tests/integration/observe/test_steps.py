@@ -74,6 +74,50 @@ def test_a_hand_written_scale_is_inferred(zoo):
     assert [e["change"] for e in zoo.events("hand_scaled", "scaler")] == ["inferred"]
 
 
+@pytest.mark.parametrize(
+    ("first", "divide", "early"),
+    [("clip", "p.grad", True), ("divide", "p.grad", False), ("divide", "p.grad.data", False)],
+)
+@pytest.mark.parametrize("scale", [1024.0, 1000.0])
+def test_norms_of_gradients_scaled_by_hand_are_unscaled_on_all_steps(tmp_path, first, divide, early, scale):
+    script(
+        tmp_path,
+        "by_hand.py",
+        f"""
+        import torch
+        from torch import nn
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        x, y = torch.randn(64, 8), 3 * torch.randn(64, 1)
+        def divide():
+            for p in model.parameters():
+                {divide}.div_({scale})
+        for _ in range(9):
+            optimizer.zero_grad()
+            (nn.functional.mse_loss(model(x), y) * {scale}).backward()
+            {"divide()" if first == "divide" else ""}
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            {"divide()" if first == "clip" else ""}
+            optimizer.step()
+        """,
+    )
+    run = precdoctor.open_run(record(tmp_path, "--every", "4", "--", *warm("by_hand.py")).run)
+    steps = run.steps()
+    assert steps["sampled"].tolist() == [step % 4 == 0 for step in range(9)]
+    assert set(steps["loss_scale"]) == {scale}
+    norms = steps["grad_norm"]
+    assert norms.min() > 1.0, "the clip takes effect in either order"
+    assert norms.max() < 1.1 * norms.min()
+    known = steps[steps["sampled"]]["clipped_before_unscale"]
+    assert known.tolist() == [early] * 3 and steps[~steps["sampled"]]["clipped_before_unscale"].isna().all()
+    found = [f for f in precdoctor.diagnose(run).findings if f.code == "PD306"]
+    assert len(found) == early
+    if early:
+        assert found[0].evidence["effective_clip_norm"] == 1.0 / scale
+        assert "scaler" not in found[0].prescriptions[0].snippet
+
+
 @pytest.mark.parametrize("name", ["weighted_loss", "gpt_accumulate", "gan", "distillation", "evaluations"])
 def test_other_factors_are_not_taken_for_a_scale(zoo, name):
     assert zoo.steps(name)["loss_scale"].isna().all()

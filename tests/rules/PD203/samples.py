@@ -1,5 +1,6 @@
 """Layers that get nothing from the loss."""
 
+import functools
 import json
 
 import numpy as np
@@ -77,6 +78,47 @@ def unreached() -> Training:
     for step, rows in run.tensors.items():
         run.tensors[step] = [r for r in rows if not (r["module"] == "head" and r["kind"].startswith("weight_grad"))]
     return run
+
+
+def under_no_grad(*, root: str = "", held: bool = True, evaluating: bool = False, moves: bool = False) -> Training:
+    """The embedding runs under ``no_grad``, by default inside the model that is trained.
+
+    Args:
+        root: of the embedding, if it is a model of its own.
+        held: it is in the optimizer of the other weights.
+        evaluating: it is in evaluation mode.
+        moves: something else updates it.
+    """
+    run = Training()
+    for step, rows in run.tensors.items():
+        emb = [r for r in rows if r["module"] == "emb" and r["kind"] in ("output", "weight")]
+        for row in emb:
+            row.update(phase="no_grad" if row["kind"] == "output" else "train", fingerprint=step if moves else 7)
+            row.update(root=root or row["root"])
+        run.tensors[step] = [r for r in rows if r["module"] != "emb" or r in emb]
+    [model] = FACTS["roots"]
+    parameters = [{**p, "group": [0, 0]} for p in model["parameters"]]
+    first = {**parameters[0], "evaluating": evaluating}
+    if not held:
+        del first["group"]
+    roots = [{**model, "parameters": [first, *parameters[1:]]}]
+    if root:
+        roots = [{**model, "name": root, "parameters": [first]}, {**model, "parameters": parameters[1:]}]
+    run.facts = {**FACTS, "roots": roots}
+    return run
+
+
+def a_teacher_under_no_grad() -> Training:
+    """It is an average of other weights, and was left in the optimizer."""
+    return under_no_grad(moves=True)
+
+
+def a_frozen_encoder_in_evaluation_mode() -> Training:
+    return under_no_grad(evaluating=True)
+
+
+def a_network_under_no_grad_in_no_optimizer() -> Training:
+    return under_no_grad(held=False)
 
 
 def moved_by_something_else() -> Training:
@@ -407,11 +449,21 @@ FIRING = {
         lambda: cut_to_zero(-4.1, numel=1000), module="blocks.0.attn.proj", kind="weight_grad", severity="warning",
         says=("does arrive", "its input, or the code between, is zero"),
     ),
+    **{
+        name: Sample(
+            functools.partial(under_no_grad, root=root), module="emb", severity="info", rank=None, bare=True,
+            says=("never got a gradient: it ran under `torch.no_grad()` only",), evidence={"under_no_grad": True},
+        )
+        for name, root in (("under_no_grad", ""), ("model_under_no_grad", "Encoder#0"))
+    },
     "unreached": Sample(unreached, module="head", severity="info", rank=None, bare=True, says=("never got",)),
 }  # fmt: skip
 HEALTHY = {
     f.__name__: f
     for f in (
+        a_frozen_encoder_in_evaluation_mode,
+        a_network_under_no_grad_in_no_optimizer,
+        a_teacher_under_no_grad,
         dead_on_one_rank,
         died_beside_another_optimizer,
         died_with_the_loss,

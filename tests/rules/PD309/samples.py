@@ -63,6 +63,19 @@ def dropped(steps: int) -> Training:
     return run
 
 
+def mixed(steps: int) -> Training:
+    """A second loss went into ``backward`` without the scale, on so many of twelve steps."""
+    run = once()
+    data = {"what": "mixed-scale", "optimizer": "AdamW#0", "steps": steps, "of": 12}
+    row = {"event": "warning", "id": "0-w0", "step": 11, "file": "train.py", "line": 36, "data": json.dumps(data)}
+    run.events.append(row)
+    return run
+
+
+def mixed_by_accident() -> Training:
+    return mixed(2)
+
+
 def divided(steps: int, *, factor: float = 1 / 4096, passes: int = 4) -> Training:
     """The recorder has measured this factor after each backward pass, on so many of twelve steps."""
     run = Training()
@@ -125,6 +138,15 @@ FIRING = {
         says=("8192", "train.py:36", "limit 80 %"),
         evidence={"unscaled_loss_share": 1.0, "given_share": 1 / 8192},
     ),
+    "second_loss_unscaled": Sample(
+        lambda: mixed(12),
+        0,
+        kind=None,
+        bare=True,
+        says=("8192", "train.py:36", "12 steps of 12", "limit 3", "counts 0.000122 of"),
+        evidence={"mixed_share": 1.0, "given_share": 1 / 8192},
+    ),
+    "second_loss_unscaled_now_and_then": Sample(lambda: mixed(3), 0, kind=None, bare=True, says=("3 steps of 12",)),
     "by_hand_before_a_clip": Sample(by_hand, 0, kind=None, bare=True, says=("unscaled twice", "gets 0.000122 of them")),
     "twice": Sample(
         lambda: given(lambda _: 1 / 8192), 0, kind=None, bare=True, says=("unscaled twice", "8192", "0.000122", "limit")
@@ -133,7 +155,7 @@ FIRING = {
 HEALTHY = {
     f.__name__: f
     for f in (
-        once, now_and_then, dropped_now_and_then, divided_now_and_then, divided_by_little, multiplied, clipped,
-        divided_by_the_micro_steps, left_scaled,
+        once, now_and_then, dropped_now_and_then, mixed_by_accident, divided_now_and_then, divided_by_little,
+        multiplied, clipped, divided_by_the_micro_steps, left_scaled,
     )
 }  # fmt: skip

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precdoctor.recording.observe.backward_hooks import constant_factor
-from precdoctor.recording.output.step_rows import LossScales, _grad_norm, _sum, infer_loss_scale
+from precdoctor.recording.output.step_rows import ClipOrders, LossScales, _grad_norm, _sum, infer_loss_scale
 from precdoctor.recording.slots.step_batch import StepBatch, StepFacts
+from precdoctor.recording.steps.scaled_losses import constant_factor
 
 POWERS = st.integers(4, 24).map(lambda k: 2.0**k)
+ORDERS = ClipOrders()
 ORDINARY = st.floats(1e-3, 1e3, allow_nan=False).filter(lambda x: x > 0)
 
 
@@ -30,6 +33,13 @@ def test_a_factor_that_the_gradients_were_divided_by(scale, data):
 def test_clipping_divides_once_more(scale, clip, data):
     ratios = data.draw(around(scale * clip, 1e-4))
     assert infer_loss_scale([scale], ratios, clipped=True) == scale
+
+
+@given(st.sampled_from([100.0, 1000.0, 12345.0]), st.floats(1.0, 1e4), st.data())
+def test_a_factor_that_the_gradients_were_divided_by_beside_a_known_clip(scale, clip, data):
+    ratios = data.draw(around(scale * clip, 1e-4))
+    assert infer_loss_scale([scale], ratios, clipped=True, shrunk=clip) == scale
+    assert infer_loss_scale([scale], ratios, clipped=True, shrunk=1.5 * clip) is None
 
 
 @given(POWERS.filter(lambda x: x >= 64))
@@ -122,6 +132,23 @@ def test_a_step_that_was_left_out_says_its_scale_by_the_loss_alone():
     assert scales.of(left_out([]), []) == (2.0**16, True)  # it need not be readable
     assert scales.of(left_out([3000.0]), []) == (3000.0, True)  # where there is a scale, it may have moved
     assert LossScales().of(left_out([3000.0]), []) == (None, False)
+
+
+def clipped(order: float | None) -> StepFacts:
+    """A step with a clip; ``order``: by how much the norm of gradients had been divided before it."""
+    known = {"gradients_of": frozenset(), "norm_at_clip": (8192.0 / order, frozenset())} if order else {}
+    facts = StepFacts(0, complete=True, sampled=bool(order), grad_norm=2048.0, grad_amax=1.0, clip_norm=1.0, **known)
+    tensors = types.SimpleNamespace(weight_gradients=lambda _: ([8192.0**2], True))
+    ORDERS.settle(facts, tensors, 1024.0)
+    return facts
+
+
+@pytest.mark.parametrize(("order", "early", "norm"), [(1.0, True, 2.0), (1024.0, False, 2048.0), (32.0, None, None)])
+def test_a_norm_between_samples_is_dropped_if_nothing_shows_whether_it_is_scaled(order, early, norm):
+    assert clipped(order).clipped_before_unscale is early
+    between = clipped(None)
+    assert between.clipped_before_unscale is None
+    assert _grad_norm(StepBatch(between, [], {}), None, 1024.0) == norm
 
 
 def test_losses_beyond_fp64_sum_to_infinity():

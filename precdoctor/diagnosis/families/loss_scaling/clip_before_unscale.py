@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
@@ -18,6 +19,10 @@ PAGE = RulePage(
 without `scaler.unscale_(optimizer)` before it, for any optimizer with clipped parameters. The recorder notes on every
 step but the first whether any of the gradients still carried the scale during clipping. They do not if the script has
 written to them after the backward pass: it unscales by hand (PD309 finds those that are unscaled twice).
+
+A script without a scaler that multiplies the loss by a constant and divides the gradients after clipping does the same.
+There the recorder compares two norms on sampled steps: of the gradients that the backward pass left, and of those that
+the clip found.
 """,
     matters="""
 The limit is meant for unscaled gradients. Gradients 65,536 times as large always exceed it: a limit of 1.0 becomes
@@ -33,10 +38,11 @@ dominate the common norm, and clipping divides the other optimizer's gradients b
 """,
     remedy="""
 Call `scaler.unscale_(optimizer)` before clipping; `scaler.step` then does not unscale a second time. With
-several optimizers unscale each of them before a common norm is taken.
+several optimizers unscale each of them before a common norm is taken. A scale written by hand: divide before clipping.
 """,
     confidence="""
-0.98: the order of the two calls was observed. 0.9 if no step recorded a gradient norm to show the effect.
+0.98: the order of the two calls was observed, or the norm at the clip was measured. 0.9 if no step recorded a gradient
+norm to show the effect.
 """,
     references=("PyTorch documentation: Automatic Mixed Precision examples, gradient clipping",),
 )
@@ -56,8 +62,20 @@ def check(view: RunView, options: Options) -> Checked:
     share = len(steps) / len(clipped[process]) if steps else 0.0
     if share <= options["wrong_share"]:
         return Checked((), f"{plural(total, 'clipped step')}, gradients unscaled before each")
-    finding = _finding(process, steps, share, options, len(view.optimizers))
+    finding = _finding(process, steps, share, options, _Script(len(view.optimizers), _scales_by_hand(view, process)))
     return Checked([finding], f"{plural(len(steps), 'step')} of {total:,} clipped before unscaling")
+
+
+@dataclass(frozen=True)
+class _Script:
+    """Number of optimizers in the script, and whether it scales the loss by hand, without a scaler."""
+
+    optimizers: int
+    by_hand: bool
+
+
+def _scales_by_hand(view: RunView, process: Process) -> bool:
+    return not any(s.get("enabled", True) is not False for s in view.facts(process).get("scalers") or ())
 
 
 def _shrink(facts: StepFacts, scale: float) -> float | None:
@@ -67,14 +85,15 @@ def _shrink(facts: StepFacts, scale: float) -> float | None:
     return max(1.0, facts.grad_norm * scale / facts.clip_norm)
 
 
-def _finding(process: Process, steps: Sequence[StepFacts], share: float, options: Options, optimizers: int) -> Finding:
+def _finding(process: Process, steps: Sequence[StepFacts], share: float, options: Options, script: _Script) -> Finding:
     first = steps[0]
     scale, limit = first.loss_scale or 1.0, first.clip_norm or 0.0
     updates = [s for s in steps if not s.skipped]
     actual = [f for s in updates if (f := _shrink(s, s.loss_scale or 1.0)) is not None]
     intended = [f for s in updates if (f := _shrink(s, 1.0)) is not None]
+    noun = "sampled step" if script.by_hand else "step"
     message = (
-        f"On {plural(len(steps), 'step')} ({percent(share)} of those that clip, limit "
+        f"On {plural(len(steps), noun)} ({percent(share)} of those that clip, limit "
         f"{percent(options['wrong_share'])}) gradients were clipped to {limit:g} while they still carried the loss "
         f"scale, {scale:g} at step {first.step}. The effective limit was {limit / scale:.3g}. "
     )
@@ -84,8 +103,8 @@ def _finding(process: Process, steps: Sequence[StepFacts], share: float, options
             f"Gradients of norm {norm:.3g} (median) were divided by {median(actual):.3g}; "
             f"unscaled first, they would have been divided by {median(intended):.3g}."
         )
-    if optimizers > 1:
-        message += f" There are {optimizers} optimizers: unscale each one with clipped parameters first."
+    if script.optimizers > 1:
+        message += f" There are {script.optimizers} optimizers: unscale each one with clipped parameters first."
     harmful = bool(actual) and median(actual) > median(intended)
     return RULE.finding(
         severity=Severity.ERROR if harmful else Severity.WARNING,
@@ -103,17 +122,18 @@ def _finding(process: Process, steps: Sequence[StepFacts], share: float, options
             "median_intended_shrink_factor": median(intended) if intended else None,
             "steps": len(steps),
             "last_bad_step": steps[-1].step,
-            "confidence_reason": "the order of the calls was observed",
+            "confidence_reason": "the gradients were measured as they were clipped"
+            if script.by_hand
+            else "the order of the calls was observed",
         },
-        prescription=_prescribe((limit, scale), actual, intended, optimizers),
+        prescription=_prescribe((limit, scale), actual, intended, script),
     )
 
 
 def _prescribe(
-    clip: tuple[float, float], actual: Sequence[float], intended: Sequence[float], optimizers: int
+    clip: tuple[float, float], actual: Sequence[float], intended: Sequence[float], script: _Script
 ) -> Prescription:
     limit, scale = clip
-    each = "scaler.{}(optimizer)\n" if optimizers < 2 else "for optimizer in optimizers:\n    scaler.{}(optimizer)\n"
     predicted: dict[str, object] = {"effective_clip_norm": {"from": limit / scale, "to": limit}}
     if actual:
         predicted["gradient_divided_by"] = {"from": median(actual), "to": median(intended)}
@@ -121,14 +141,23 @@ def _prescribe(
         title=f"unscale before clipping: effective limit {limit / scale:.3g} -> {limit:g}",
         change={"unscale_before_clip": {"from": False, "to": True}},
         predicted=predicted,
-        snippet=(
-            "import torch\n\n"
-            "scaler.scale(loss).backward()\n"
-            f"{each.format('unscale_')}"
-            f"torch.nn.utils.clip_grad_norm_(model.parameters(), {limit!r})\n"
-            f"{each.format('step')}"
-            "scaler.update()\n"
-        ),
+        snippet=_snippet(limit, scale, script),
+    )
+
+
+def _snippet(limit: float, scale: float, script: _Script) -> str:
+    clip = f"torch.nn.utils.clip_grad_norm_(model.parameters(), {limit!r})\n"
+    if script.by_hand:
+        divide = f"for p in model.parameters():\n    p.grad.div_({scale!r})\n"
+        return f"import torch\n\n(loss * {scale!r}).backward()\n{divide}{clip}optimizer.step()\n"
+    each = "scaler.{}(optimizer)\n"
+    if script.optimizers > 1:
+        each = "for optimizer in optimizers:\n    scaler.{}(optimizer)\n"
+    return (
+        "import torch\n\n"
+        "scaler.scale(loss).backward()\n"
+        f"{each.format('unscale_')}{clip}{each.format('step')}"
+        "scaler.update()\n"
     )
 
 

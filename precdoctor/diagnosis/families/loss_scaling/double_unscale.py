@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from precdoctor.diagnosis.analyses.histories import by_optimizer, watched_steps
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Source, at_line
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.families.loss_scaling.double_unscale_losses import (
+    Misuse,
+    counts,
+    mixed_loss_finding,
+    mixed_losses,
+    scale_at,
+    unscaled_loss_finding,
+    unscaled_losses,
+    worst_misuse,
+)
 from precdoctor.diagnosis.survey.frames import AT, at, finite, firsts, groups, on_steps, pairs
 from precdoctor.diagnosis.survey.measures import column
-from precdoctor.diagnosis.survey.rows import integer, location, number, text
-from precdoctor.diagnosis.survey.step_facts import StepFacts
+from precdoctor.diagnosis.survey.rows import location, number, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 PAGE = RulePage(
@@ -76,43 +84,20 @@ _MAX_FACTOR = 0.5
 _MIN_STEPS = 3
 
 
-@dataclass(frozen=True)
-class _Misuse:
-    """A misuse of loss scaling, from a warning event of the recorder.
-
-    Attributes:
-        steps, of: number of step attempts with the misuse, and of all step attempts of the scaler; for ``factor``, of
-            all measured steps with several backward passes.
-        times: largest number of ``unscale_`` calls on the gradients of one step, or of divisions.
-        source: line of the first ``backward`` call on an unscaled loss.
-        factor: what the gradients were multiplied by after each backward pass; 1 if nothing did that.
-    """
-
-    process: Process
-    steps: int
-    of: int
-    root: str | None = None
-    optimizer: str = ""
-    times: int = 0
-    source: Source | None = None
-    factor: float = 1.0
-
-    @property
-    def share(self) -> float:
-        return self.steps / max(self.of, 1)
-
-
 def check(view: RunView, options: Options) -> Checked:
     """At most one finding: repeated ``unscale_`` calls or divisions, ``backward`` on an unscaled loss, or the ratio."""
-    if (repeated := _worst_misuse(_repeated_unscales(view), options["share"])) is not None:
+    if (repeated := worst_misuse(_repeated_unscales(view), options["share"])) is not None:
         reason = f"{repeated.steps:,} of {plural(repeated.of, 'step')} unscaled several times"
         return Checked([_repeated_finding(view, repeated, options)], reason)
-    if (rescaled := _worst_misuse(_rescaled_sums(view), options["share"])) is not None:
+    if (rescaled := worst_misuse(_rescaled_sums(view), options["share"])) is not None:
         reason = f"{rescaled.steps:,} of {plural(rescaled.of, 'step')} with sums that were rescaled after each pass"
         return Checked([_rescaled_finding(rescaled, options["share"])], reason)
-    if (unused := _worst_misuse(_unscaled_losses(view), options["share"])) is not None:
+    if (unused := worst_misuse(unscaled_losses(view), options["share"])) is not None:
         reason = f"{unused.steps:,} of {plural(unused.of, 'step')} of a scaler began at an unscaled loss"
-        return Checked([_unscaled_loss_finding(view, unused, options)], reason)
+        return Checked([unscaled_loss_finding(RULE, view, unused, options)], reason)
+    if (mixed := worst_misuse(mixed_losses(view), 0.0)) is not None:
+        reason = f"{mixed.steps:,} of {plural(mixed.of, 'step')} add an unscaled loss to a scaled one"
+        return Checked([mixed_loss_finding(RULE, view, mixed)], reason)
     steps = {at: s for at, s in _survey(view).items() if s.scale >= options["min_scale"]}
     if not steps:
         return Checked.not_applicable("no weight gradient was recorded with its loss scale and without")
@@ -161,7 +146,7 @@ def _survey(view: RunView) -> Mapping[_StepKey, _Step]:
     kinds = ("weight_grad", "weight_grad_step")
     rows = view.measured(("norm",), kinds, columns=_COLUMNS, steps=watched_steps(view))
     scale = rows["scale"]
-    relevant = np.where(rows["kind"] == "weight_grad", scale > 0.0, scale.isna() | (scale == 1.0))
+    relevant = np.where(rows["kind"] == "weight_grad", scale > 1.0, scale.isna() | (scale == 1.0))
     rows = rows[relevant & finite(rows) & (rows["norm"] > 0.0) & on_steps(rows, clips)]
     before, after = pairs(rows, *kinds)
     same_size = column(before, "numel") == column(after, "numel")  # a shard of a gradient has another norm
@@ -211,46 +196,28 @@ def _finding(guilty: Mapping[_StepKey, _Step], share: float, options: Options) -
 # -- calls that the recorder observed ---------------------------------------------------------------------------------
 
 
-def _counts(event: Mapping[str, Any], *names: str) -> Iterator[int]:
-    return (integer(event["data"].get(name)) or 0 for name in names)
-
-
-def _repeated_unscales(view: RunView) -> Iterator[_Misuse]:
+def _repeated_unscales(view: RunView) -> Iterator[Misuse]:
     """Yield per optimizer the number of steps whose gradients were unscaled several times."""
     for process, event in view.warnings_about("unscaled-again"):
-        steps, of, times = _counts(event, "steps", "of", "times")
+        steps, of, times = counts(event, "steps", "of", "times")
         root, optimizer = text(event.get("root")) or None, text(event["data"].get("optimizer"))
         if times > 1:
-            yield _Misuse(process, steps, of, root, optimizer, times)
+            yield Misuse(process, steps, of, root, optimizer, times)
 
 
-def _unscaled_losses(view: RunView) -> Iterator[_Misuse]:
-    """Yield per process the number of steps that ran ``backward`` only on losses passed to ``scaler.scale``."""
-    for process, event in view.warnings_about("scale-unused"):
-        steps, of = _counts(event, "steps", "of")
-        file, line = text(event.get("file")), integer(event.get("line"))
-        yield _Misuse(process, steps, of, source=Source(file, line, None) if file and line else None)
-
-
-def _rescaled_sums(view: RunView) -> Iterator[_Misuse]:
+def _rescaled_sums(view: RunView) -> Iterator[Misuse]:
     """Yield per optimizer the number of steps whose gradients were divided after each of several backward passes."""
     for process, event in view.warnings_about("rescaled-sum"):
-        steps, of, passes = _counts(event, "steps", "of", "passes")
+        steps, of, passes = counts(event, "steps", "of", "passes")
         root, factor = text(event.get("root")) or None, number(event["data"].get("factor")) or 1.0
         if passes > 1 and steps >= _MIN_STEPS and 0.0 < factor <= _MAX_FACTOR:
-            yield _Misuse(process, steps, of, root, text(event["data"].get("optimizer")), passes, factor=factor)
+            yield Misuse(process, steps, of, root, text(event["data"].get("optimizer")), passes, factor=factor)
 
 
-def _worst_misuse(misuses: Iterator[_Misuse], share: float) -> _Misuse | None:
-    """The misuse with most steps; None if its share of the steps is below ``share``."""
-    worst = max(misuses, key=lambda m: (m.steps, -m.process.rank), default=None)
-    return worst if worst is not None and worst.steps and worst.share >= share else None
-
-
-def _repeated_finding(view: RunView, misuse: _Misuse, options: Options) -> Finding:
+def _repeated_finding(view: RunView, misuse: Misuse, options: Options) -> Finding:
     steps = by_optimizer(view).get((misuse.process, misuse.optimizer), ())
     first = next((s for s in steps if s.loss_scale), None)
-    scale, step = _scale_at(first)
+    scale, step = scale_at(first)
     message = (
         f"On {plural(misuse.steps, 'step')} of {misuse.of:,} ({percent(misuse.share)}, limit "
         f"{percent(options['share'])}) the script called `scaler.unscale_` {misuse.times} times on the same gradients, "
@@ -292,42 +259,7 @@ def _repeated_finding(view: RunView, misuse: _Misuse, options: Options) -> Findi
     )
 
 
-def _unscaled_loss_finding(view: RunView, misuse: _Misuse, options: Options) -> Finding:
-    steps = view.timeline.get(misuse.process, ())
-    first = next((s for s in steps if s.loss_scale and s.loss_scale > 1.0), None)
-    scale, step = _scale_at(first)
-    line = at_line(misuse.source)
-    return RULE.finding(
-        confidence=0.95,
-        title=f"gradients are divided by a loss scale of {scale:g} that the loss was not multiplied by{line}",
-        message=f"On {plural(misuse.steps, 'step')} of {misuse.of:,} ({percent(misuse.share)}, limit "
-        f"{percent(options['share'])}) the script called `backward` on the loss that it had passed to `scaler.scale`, "
-        f"not on the result. `scaler.step` still divides: the optimizer gets gradients {scale:g} times too small, and "
-        "nothing protects them from being flushed to zero in FP16.",
-        location=replace(location(None, Phase.OPTIMIZER, misuse.process, step), source=misuse.source),
-        evidence={
-            "given_share": 1.0 / scale,
-            "loss_scale": scale,
-            "unscaled_loss_share": misuse.share,
-            "limit": options["share"],
-            "steps": misuse.steps,
-            "confidence_reason": "the tensors were the same object",
-        },
-        prescription=Prescription(
-            title=f"call backward on the result of `scaler.scale`{line}: gradients x {scale:g}",
-            change={"backward": {"from": "loss", "to": "scaler.scale(loss)"}},
-            predicted={"given_share": {"from": 1.0 / scale, "to": 1.0}},
-            snippet="scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()\n",
-        ),
-    )
-
-
-def _scale_at(facts: StepFacts | None) -> tuple[float, int]:
-    """The loss scale and the number of a step; 1 and 0 for None."""
-    return (1.0, 0) if facts is None else (facts.loss_scale or 1.0, facts.step)
-
-
-def _rescaled_finding(misuse: _Misuse, limit: float) -> Finding:
+def _rescaled_finding(misuse: Misuse, limit: float) -> Finding:
     """The finding for gradients that were divided after each backward pass; ``limit`` is the minimum share of steps."""
     factor, passes = misuse.factor, misuse.times
     counted = sum(factor**k for k in range(passes))  # relative to the last micro-batch

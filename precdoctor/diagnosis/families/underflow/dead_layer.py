@@ -58,9 +58,10 @@ saturated, and the gradient that arrives there is already zero, the loss itself 
 zero, a mask): that is information. So is an output that is all negative, if the layer was trained before and nothing
 else speaks for a dead ReLU. If no weight of the run gets a gradient on any step, it is an error. If a gradient arrives
 and no activation is dead, the rule names the multiplication by zero that a deep scan lists. Layers that no gradient
-reaches at all (`grad` stays None: detached, or their output is not used in the loss) are also information. Not
-evaluated are biases, frozen weights, modules that never ran, steps without a learning rate, and the first steps of
-zero-initialised layers. Dead units or unused embedding rows are no dead layer.
+reaches at all (`grad` stays None: detached, or their output is not used in the loss) are also information. So are
+weights in training mode that run under `no_grad` only, if an optimizer holds them that trains others; a module in
+evaluation mode is meant to be frozen. Not evaluated are biases, frozen weights, modules that never ran, steps without a
+learning rate, and the first steps of zero-initialised layers. Dead units or unused embedding rows are no dead layer.
 
 In FP16 all of that may be underflow. The gradient was flushed if the last gradient before the zeros lies at or below
 FP16's smallest normal number throughout, or if every FP16 gradient is zero from the loss on. This is a warning, or an

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from precdoctor.diagnosis.analyses.parameters import recorded_parameters
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
@@ -11,33 +12,53 @@ from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import named, plural
 from precdoctor.diagnosis.survey.frames import PARAMETER, firsts, groups, parameters
-from precdoctor.diagnosis.survey.rows import Parameter, dotted
+from precdoctor.diagnosis.survey.rows import Parameter, dotted, integer
 from precdoctor.diagnosis.survey.view import RunView
+
+
+class Unreached(NamedTuple):
+    """The class of a weight's module, and whether the module runs under ``no_grad`` only."""
+
+    module_class: str
+    blocked: bool
 
 
 def find_unreached(
     view: RunView, gradients: Collection[Parameter], steps: Sequence[int], least: float
-) -> dict[Parameter, str]:
-    """The trainable weight matrices that never got a gradient, each with the class of its module.
+) -> dict[Parameter, Unreached]:
+    """The trainable weight matrices that never got a gradient.
 
-    Their module ran on at least ``least`` of the steps, in a root whose other weights were trained. Left out are
-    weights that move all the same: an average of other weights, or one that shares their memory.
+    Their module ran on at least ``least`` of the steps, in training mode if an optimizer holds them that trains others.
+    Without one it ran in a root whose other weights were trained, and not only under ``no_grad``. Left out are weights
+    that move all the same: an average of other weights, or one that shares their memory.
     """
     trained = {root for root, _, _ in gradients}
     reached = {(root, module) for root, module, _ in gradients} | _stepped_modules(view, steps)
     rows = view.measured((), ("output",), columns=("phase",), steps=steps)
-    rows = rows[rows["phase"] == "train"]
-    rows = rows.iloc[firsts(groups(rows, ("root", "module", "step")))]
-    runs = Counter(zip(rows["root"], rows["module"], strict=True))
+    rows = rows[rows["phase"].isin(("train", "no_grad"))]
+    rows = rows.iloc[firsts(groups(rows, ("root", "module", "step", "phase")))]
+    runs = {phase: Counter(zip(r["root"], r["module"], strict=True)) for phase, r in rows.groupby("phase")}
+    with_grad, without = (runs.get(phase, Counter()) for phase in ("train", "no_grad"))
     moved = _moved_weights(view, steps)
-    found: dict[Parameter, str] = {}
+    found: dict[Parameter, Unreached] = {}
     for process in view.processes:
-        for place, p in recorded_parameters(view, process):
+        known = list(recorded_parameters(view, process))
+        training = {g for place, p in known if place in gradients and (g := _optimizer_of(p)) is not None}
+        for place, p in known:
             layer = place[:2]
-            unreached = place[0] in trained and layer not in reached and runs[layer] >= least
-            if unreached and place not in moved and p.get("requires_grad") and len(p.get("shape") or ()) >= 2:
-                found[place] = view.module_classes.get(layer, "")
+            if layer in reached or place in moved or not p.get("requires_grad") or len(p.get("shape") or ()) < 2:
+                continue
+            held = _optimizer_of(p) in training and not p.get("evaluating")
+            blocked = held and not with_grad[layer] and without[layer] >= least
+            if blocked or ((held or place[0] in trained) and with_grad[layer] >= least):
+                found[place] = Unreached(view.module_classes.get(layer, ""), blocked)
     return found
+
+
+def _optimizer_of(parameter: Mapping[str, Any]) -> int | None:
+    """Return the number of the optimizer that holds a parameter; None without one."""
+    group = parameter.get("group")
+    return integer(group[0]) if isinstance(group, list) and group else None
 
 
 def _moved_weights(view: RunView, steps: Sequence[int]) -> set[Parameter]:
@@ -58,22 +79,26 @@ def _stepped_modules(view: RunView, steps: Sequence[int]) -> set[tuple[str, str]
     return set(zip(rows["root"], rows["module"], strict=True))
 
 
-def unreached_finding(rule: Rule, places: Mapping[Parameter, str], steps: int, least: float) -> Finding:
+def unreached_finding(rule: Rule, places: Mapping[Parameter, Unreached], steps: int, least: float) -> Finding:
     """The finding for all weights that no gradient reached on this number of steps, at the first of them."""
-    (root, module, _), module_class = next(iter(places.items()))
+    (root, module, _), (module_class, blocked) = next(iter(places.items()))
     names = [dotted(m, n) for _, m, n in places]
+    why = "detached, or not used by the loss"
+    if blocked:
+        why = "it ran under `torch.no_grad()` only" if len(names) == 1 else "the first ran under `torch.no_grad()` only"
+        why += ", in training mode, and the optimizer holds it"
     return rule.finding(
         severity=Severity.INFO,
         confidence=0.8,
         title=f"no gradient ever reaches `{module or root}`, although it runs and requires one",
         message=f"Over {plural(steps, 'recorded step')} (limit {least:g}) {named(names)} took part in "
-        "the forward pass and never got a gradient: detached, or not used by the loss. Freeze weights that need no "
-        "training.",
+        f"the forward pass and never got a gradient: {why}. Freeze weights that need no training.",
         location=Location(root, module, module_class or None, "weight_grad", Phase.BACKWARD),
         evidence={
             "weights": names[:16],
             "steps": steps,
             "limit": least,
+            "under_no_grad": blocked,
             "confidence_reason": "its gradient was never recorded, those of other layers of the model were",
         },
         prescription=freeze(root, module, len(names)),
