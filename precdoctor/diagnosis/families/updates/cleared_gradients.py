@@ -332,5 +332,5 @@ RULE = Rule(
         RuleOption("min_steps", 8, "steps", "Minimum number of such steps.", minimum=2),
     ),
     check=check,
-    explains=when(same_weights, "PD203"),
+    explains=when(same_weights, "PD203", "PD512"),
 )  # fmt: skip
