@@ -252,7 +252,8 @@ class Recorder:
                     if restart:
                         kernels.restart(dense.device, entry.slot)
                     launch(dense, entry.slot)
-        entry.measured(tuple(x.shape), self.micro_step)
+        entry.shape, entry.micro_step = tuple(x.shape), self.micro_step
+        entry.first_micro_step = self.micro_step if entry.first_micro_step is None else entry.first_micro_step
         entry.groups += measured_groups(site.kind, dense) if self.claim.measures_groups else ()
         return entry
 
@@ -263,8 +264,7 @@ class Recorder:
     def next_call(self, place: Place, mode: str) -> int:
         """Count a call; return how many came before in this module, micro-step and mode, at most ``MAX_CALLS - 1``."""
         key = (place.root, place.module, mode)
-        count = self._calls.get(key, 0)
-        self._calls[key] = min(count + 1, MAX_CALLS - 1)
+        self._calls[key] = min((count := self._calls.get(key, 0)) + 1, MAX_CALLS - 1)
         return count
 
     def _too_many_names(self, place: Place, kind: str) -> None:

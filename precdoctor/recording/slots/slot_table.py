@@ -68,12 +68,6 @@ class Entry:
     #: For an inference run: sums of each tensor that was measured into the slot.
     groups: list[GroupSums] = field(default_factory=list)
 
-    def measured(self, shape: tuple[int, ...], micro_step: int) -> None:
-        """Note that a tensor was measured into the slot."""
-        self.shape, self.micro_step = shape, micro_step
-        if self.first_micro_step is None:
-            self.first_micro_step = micro_step
-
     def counts_as_training(self, names: Names) -> bool:
         """False for an evaluation pass: under no_grad in a root that trains, or with grad but without a backward."""
         if not self.site.evaluating:

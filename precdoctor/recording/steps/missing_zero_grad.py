@@ -133,7 +133,8 @@ class KeptGradients:
             if watch.state is None or not watch.state.untouched:
                 watch.intact = False
                 watch.unscaled = watch.summed = 0
-                watch.mixed.forget()
+                if self.losses.in_use:
+                    watch.mixed.forget()
                 watch.since = self._context.current.step
             elif watch.copies:
                 self._compare(watch)
@@ -145,7 +146,8 @@ class KeptGradients:
                 self._end_series(self._watches.pop(key))
                 continue
             changed = watch.state is None or not watch.state.untouched
-            watch.mixed.pass_ended(self.losses, self._context.micro_step - 1, changed=changed)
+            if self.losses.in_use:
+                watch.mixed.pass_ended(self.losses, self._context.micro_step - 1, changed=changed)
             if changed:
                 watch.passes += 1
                 watch.summed += 1
@@ -196,7 +198,8 @@ class KeptGradients:
             if self._context.live and watch.sums.step_ended(watch.passes, self._context.current.clip_norm):
                 self._report_sums(watch)
         watch.intact, watch.passes, watch.mixed.done = True, 0, False
-        watch.mixed.forget()
+        if self.losses.in_use:
+            watch.mixed.forget()
         if grad is not None and watch.state is not None:
             watch.state.version = grad._version
         else:

@@ -101,6 +101,7 @@ class ScaledLosses:
     """Counts a scaler's steps whose backward passes all started from a loss given to ``scale``, not from its result.
 
     Attributes:
+        in_use: whether ``scale`` was ever called.
         pass_is_scaled: whether the root of the last backward pass carries the scale of a scaler; None if unknown.
         pass_is_given: whether the root was itself given to ``scale``.
         unscaled_line: of the last pass that was seen to begin without a scale.
@@ -115,8 +116,7 @@ class ScaledLosses:
         self._given: list[weakref.ref[Tensor]] = []
         #: Results of ``scale`` since their scaler's last update: id of the scaler, number of the node, the tensor.
         self._results: deque[tuple[int, int, weakref.ref[Tensor]]] = deque(maxlen=_MAX_GIVEN)
-        #: Whether ``scale`` was ever called.
-        self._in_use = False
+        self.in_use = False
         self.pass_is_scaled: bool | None = None
         self.pass_is_given = False
         self.unscaled_line: Line = None, None
@@ -128,7 +128,7 @@ class ScaledLosses:
 
     def given(self, scaler: object, losses: Any, results: Any) -> None:
         """Remember the losses that ``scale`` was given, and what it returned."""
-        self._in_use = True
+        self.in_use = True
         if len(self._given) < _MAX_GIVEN:
             self._given += [weakref.ref(x) for _, x in tensor_leaves.tensors(losses)]
         for _, x in tensor_leaves.tensors(results):
@@ -144,7 +144,8 @@ class ScaledLosses:
     def backward_begins(self, roots: list[Any], gradients: Any) -> None:
         """Note whether a pass begins at a loss that was given to ``scale``, and whether it carries a scale."""
         self._passes += 1
-        self.pass_is_scaled = self._is_scaled(roots[0]) if len(roots) == 1 and gradients is None else None
+        judged = self.in_use and len(roots) == 1 and gradients is None
+        self.pass_is_scaled = self._is_scaled(roots[0]) if judged else None
         self.pass_is_given = False
         if self._given:
             given = [known for x in self._given if (known := x()) is not None]
@@ -154,7 +155,7 @@ class ScaledLosses:
     def _is_scaled(self, root: Tensor) -> bool | None:
         """Return whether a root is computed from a result of ``scale``; None if unknown."""
         results, node = self._results, root.grad_fn
-        if not self._in_use or node is None:
+        if node is None:
             return None
         if not results:  # the script calls ``scale`` later in this step, if at all
             return None if _is_multiplied(root) else False

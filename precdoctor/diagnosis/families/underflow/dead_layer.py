@@ -56,7 +56,7 @@ the layer nearest the loss. If the input of that layer is zero throughout, or a 
 names the module before that, the last one with non-zero outputs. If the layer's output is neither all negative nor
 saturated, and the gradient that arrives there is already zero, the loss itself gives it no gradient (a term with weight
 zero, a mask): that is information. So is an output that is all negative, if the layer was trained before and nothing
-else speaks for a dead ReLU. If no weight of the run gets a gradient on any step, it is an error. If a gradient arrives
+else indicates a dead ReLU. If no weight of the run gets a gradient on any step, it is an error. If a gradient arrives
 and no activation is dead, the rule names the multiplication by zero that a deep scan lists. Layers that no gradient
 reaches at all (`grad` stays None: detached, or their output is not used in the loss) are also information. So are
 weights in training mode that run under `no_grad` only, if an optimizer holds them that trains others; a module in
