@@ -158,11 +158,17 @@ class KeptGradients:
     def written_since_backward(self, parameters: Iterable[Tensor]) -> bool | None:
         """Return whether the script wrote to gradients after their backward pass; None before the first step.
 
-        Judged by the watched gradients of these parameters; if none of these is watched, by all.
+        Judged by the watched gradients of these parameters. If none of these is watched, all must have been written to
+        more often than the watched ones, or these decide.
         """
-        own = set(map(id, parameters))
+        own = {id(p): p for p in parameters}
         seen = [w.state for w in self._watches.values() if w.passes and w.state is not None]
-        seen = [s for s in seen if id(s.parameter()) in own] or seen
+        mine = [s for s in seen if id(s.parameter()) in own]
+        if seen and not mine:
+            states = map(_GradientState.of, own.values())
+            if min((s.version for s in states if s is not None), default=0) > max(s.version for s in seen):
+                return True
+        seen = mine or seen
         return any(s.gradient() is not None and not s.untouched for s in seen) if seen else None
 
     # --- steps -------------------------------------------------------------------------------------------------------

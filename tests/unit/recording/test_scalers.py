@@ -59,6 +59,29 @@ def test_writes_to_the_gradients_of_another_optimizer_are_none_to_these(training
     assert kept.written_since_backward(parameters(two)) is True
 
 
+def test_writes_to_some_gradients_of_an_optimizer_are_seen_beside_the_watched_one():
+    """The biggest gradient is watched; the script divides those of another layer, and clips these."""
+    layers = torch.nn.Linear(3, 4), torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(parameters(*layers), 0.1)
+    current = types.SimpleNamespace(step=0, clip_norm=None, left_out=False, not_reached=False)
+    context = {"when_forked": [], "when_closing": [], "step": 0, "micro_step": 1, "live": False}
+    kept = KeptGradients(types.SimpleNamespace(**context, current=current))
+    kept.attempt_ended(optimizer, "SGD#0", plain=False)
+    optimizer.zero_grad()
+    layers[1](layers[0](torch.ones(2, 3))).sum().backward()
+    kept.backward_ended()
+    [watch] = kept._watches.values()
+    watched = watch.state.parameter()
+    others = [p for p in parameters(*layers) if p is not watched]
+    assert kept.written_since_backward(others) is False
+    others[0].grad.div_(2)
+    assert kept.written_since_backward(others) is False, "not all of them"
+    for p in others[1:]:
+        p.grad.div_(2)
+    assert kept.written_since_backward(others) is True
+    assert kept.written_since_backward(parameters(*layers)) is False, "the watched one decides"
+
+
 def test_every_optimizer_of_the_parameters_has_to_be_unscaled(training):
     scalers, scaler, (first, second), (one, two) = training
     assert scalers.still_scaled(parameters(one, two)) is True
