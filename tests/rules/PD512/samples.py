@@ -49,6 +49,24 @@ def a_head_trained_alone() -> Training:
     return run
 
 
+def fallen_one_after_the_other() -> Training:
+    """Two layers fall at different times; the last recorded step has no row of either."""
+    run = fallen(begin=10, modules=PART[:1])
+    for step in range(26, 40):
+        run.change(lambda r: r.update(normal(2.0**-10)), kind="weight_grad_step", module=PART[1], step=step)
+    run.tensors[39] = [r for r in run.tensors[39] if r["module"] not in PART or r["kind"] != "weight_grad_step"]
+    return run
+
+
+def fallen_vector_and_missing_matrices() -> Training:
+    """The gain of a norm falls, which does not count, and two matrices are given no gradient, which does."""
+    run = missing()
+    run.change(lambda r: r.update(shape=[4096]), module="norm")
+    for step in range(16, 40):
+        run.change(lambda r: r.update(normal(2.0**-10)), kind="weight_grad_step", module="norm", step=step)
+    return run
+
+
 def pruned(share: float = 1.0) -> Training:
     """From step 16 on this share of the weights of ``PART`` is zero."""
     run = Training(steps=40)
@@ -136,6 +154,14 @@ FIRING = {
     "pruned_whole": Sample(
         pruned, 16, module="blocks.0.mlp", kind="weight", bare=True, severity="warning",
         says=("all elements of 2 weights are zero", "limit 0"),
+    ),
+    "fallen_one_after_the_other": Sample(
+        fallen_one_after_the_other, 26, module="blocks.0.mlp", kind="weight_grad_step", bare=True, severity="warning",
+        says=("2 of 8 weights", "2^10 times smaller"),
+    ),
+    "fallen_vector_and_missing_matrices": Sample(
+        fallen_vector_and_missing_matrices, 16, module="blocks.0.mlp", kind="weight_grad_step", bare=True,
+        severity="warning", says=("2 of 8 weights", "missing at `step` of `AdamW#0`"),
     ),
     "no_longer_given": Sample(
         missing, 16, module="blocks.0.mlp", kind="weight_grad_step", bare=True, severity="warning",
