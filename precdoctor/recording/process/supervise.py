@@ -97,13 +97,14 @@ class Supervisor:
             self._run_command(self._online.command, self._online.to_json(finding, self._run))
         if self._asked or not self._online.halts(finding):
             return
-        self._asked = True
         if last:
+            self._asked = True
             say(f"the command had ended before --halt-on could stop it: {self._online.title(finding)}")
         else:
             message = f"--halt-on, {self._online.title(finding)}"
             try:
                 request_halt(self._run, message)
+                self._asked = True
             except OSError as error:
                 say(f"the run cannot be asked to stop ({error.strerror or error}): {message}")
 

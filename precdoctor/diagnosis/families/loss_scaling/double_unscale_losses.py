@@ -10,7 +10,7 @@ from precdoctor.diagnosis.analyses.histories import by_optimizer
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Source, at_line
 from precdoctor.diagnosis.claims.rule import Options, Rule
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.rows import integer, location, text
+from precdoctor.diagnosis.survey.rows import integer, location, source_of, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
@@ -64,8 +64,7 @@ def unscaled_losses(view: RunView) -> Iterator[Misuse]:
     """Yield per process the number of steps that ran ``backward`` only on losses passed to ``scaler.scale``."""
     for process, event in view.warnings_about("scale-unused"):
         steps, of = counts(event, "steps", "of")
-        file, line = text(event.get("file")), integer(event.get("line"))
-        yield Misuse(process, steps, of, source=Source(file, line, None) if file and line else None)
+        yield Misuse(process, steps, of, source=source_of(event))
 
 
 def unscaled_loss_finding(rule: Rule, view: RunView, misuse: Misuse, options: Options) -> Finding:
@@ -103,10 +102,9 @@ def mixed_losses(view: RunView) -> Iterator[Misuse]:
     """Yield per optimizer the number of steps with gradients of passes with and without the scale."""
     for process, event in view.warnings_about("mixed-scale"):
         steps, of = counts(event, "steps", "of")
-        file, line = text(event.get("file")), integer(event.get("line"))
-        source = Source(file, line, None) if file and line else None
         if steps >= _MIN_MIXED:
-            yield Misuse(process, steps, of, optimizer=text(event["data"].get("optimizer")), source=source)
+            optimizer = text(event["data"].get("optimizer"))
+            yield Misuse(process, steps, of, optimizer=optimizer, source=source_of(event))
 
 
 def mixed_loss_finding(rule: Rule, view: RunView, misuse: Misuse) -> Finding:
