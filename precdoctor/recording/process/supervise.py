@@ -92,7 +92,7 @@ class Supervisor:
             say(f"the online rules have stopped ({type(error).__name__}: {error}); the training goes on")
 
     def _handle(self, finding: Any, *, last: bool) -> None:
-        """Run the command for a finding; request a halt for the first that ``halts`` chooses, or state it too late."""
+        """Run the command for a finding; request a halt for the first that ``halts`` chooses, or print it."""
         if self._online.command is not None:
             self._run_command(self._online.command, self._online.to_json(finding, self._run))
         if self._asked or not self._online.halts(finding):
