@@ -22,7 +22,6 @@ from precdoctor.diagnosis.families.updates.stalled_module_falls import (
     withheld,
     zeroed,
 )
-from precdoctor.diagnosis.survey.frames import PARAMETER, parameters
 from precdoctor.diagnosis.survey.rows import tensor_location
 from precdoctor.diagnosis.survey.view import RunView
 
@@ -74,11 +73,10 @@ def check(view: RunView, options: Options) -> Checked:
     """
     columns = ("nan", "pos_inf", "neg_inf", "numel")
     rows = view.measured(("rms", "dimensions"), _KINDS, columns=columns, steps=watched_steps(view))
-    matrices = set(parameters(rows[rows["dimensions"] >= 2].drop_duplicates(list(PARAMETER))))
     made, given, held = (course_of(rows[rows["kind"] == kind]) for kind in _KINDS)
 
     def counts(fall: Fall | None) -> bool:
-        return fall is not None and not matrices.isdisjoint(fall.weights)
+        return fall is not None and not fall.course.matrices.isdisjoint(fall.weights)
 
     if (lost := zeroed(held, options)) is not None and counts(lost):
         return Checked([_zeroed_finding(view, lost)], f"{plural(len(lost.columns), 'weight')} have become zero")
@@ -123,9 +121,9 @@ _DIVIDED = _Cause(
     "The backward pass makes them as before, so code between `backward` and `step` makes them smaller.",
     0.9,
     "the gradients after `backward` and at `step` were both recorded",
-    "leave the gradients as `backward` and `unscale_` made them",
+    "leave the gradients as they are until `step`",
     ("made smaller before step", "left by backward"),
-    "for p in part.parameters():  # after backward; compute from copies\n"
+    "for p in part.parameters():  # between backward and step, write nothing in place\n"
     "    norms.append((p.grad / scale).norm())  # not p.grad.div_(scale)\n",
 )
 _FADED = _Cause(

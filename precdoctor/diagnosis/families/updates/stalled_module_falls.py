@@ -32,12 +32,14 @@ class Course:
 
     Attributes:
         weights: the weights, in the log's order.
+        matrices: those with two dimensions or more.
         steps: shape ``(steps,)``.
         levels: log2 of the RMS, shape ``(steps, weights)``; NaN if there is no row, or all elements are zero.
         present: whether there is a row; same shape.
     """
 
     weights: Sequence[Parameter]
+    matrices: frozenset[Parameter]
     steps: Ints
     levels: Floats
     present: npt.NDArray[np.bool_]
@@ -76,8 +78,9 @@ class Fall:
 
     @property
     def module(self) -> tuple[str, str]:
-        """Root and FQN of the largest module that holds only such weights."""
-        return module_of_only(self.weights[0], self.weights, self.course.weights)
+        """Root and FQN of the largest module that holds only such matrices; gradients of vectors are too noisy."""
+        fallen = [p for p in self.weights if p in self.course.matrices]
+        return module_of_only(fallen[0], fallen, self.course.matrices)
 
     @property
     def part(self) -> str:
@@ -98,7 +101,8 @@ def course_of(rows: pd.DataFrame) -> Course:
     with np.errstate(divide="ignore"):
         np.fmax.at(levels, (at, ids), np.where(rms > 0.0, np.log2(rms), np.nan))
     present[at, ids] = True
-    return Course(parameters(rows.iloc[firsts(ids)]), steps, levels, present)
+    first = rows.iloc[firsts(ids)]
+    return Course(parameters(first), frozenset(parameters(first[first["dimensions"] >= 2])), steps, levels, present)
 
 
 def _last_part(steps: Ints, options: Options) -> int:
