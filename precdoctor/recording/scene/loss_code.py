@@ -27,7 +27,7 @@ from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.scene import saved_hooks
 from precdoctor.recording.scene.compiled_function import CompiledFunction
 from precdoctor.recording.scene.line_notes import HOOKED, LineNotes, note_on
-from precdoctor.recording.scene.loss_graph import Leaf, LossGraph, OwnFunction, RawNode
+from precdoctor.recording.scene.loss_graph import Leaf, LossGraph, LossNode, OwnFunction
 from precdoctor.recording.scene.root_call import RootCall
 from precdoctor.recording.scene.step_snapshot import Scene
 
@@ -209,7 +209,7 @@ class LossCode:
         walk = _Walk(self._scene, self._kinds, min(self._room, limit))
         top = walk.node(root.grad_fn)
         self._room -= walk.count
-        if type(top) is not RawNode:
+        if type(top) is not LossNode:
             return None
         value, gradient = detached(root) if modes_open() else root.detach(), given[0] if given else None
         graph = LossGraph(self._context.micro_step, top, value, gradient, walk.cut)
@@ -225,7 +225,7 @@ class LossCode:
         walk = _Walk(self._scene, self._kinds, self._room_between)
         top = walk.node(x.grad_fn)
         self._room_between -= walk.count
-        if type(top) is not RawNode:
+        if type(top) is not LossNode:
             return None
         value = detached(x) if modes_open() else x.detach()
         return LossGraph(self._context.micro_step, top, value, None, walk.cut)
@@ -254,7 +254,7 @@ class _Walk:
         self._limit, self._foreign = limit, _MAX_FOREIGN
         self.count = 0
         self.cut = False
-        self._copies: dict[int, RawNode | Leaf | None] = {}
+        self._copies: dict[int, LossNode | Leaf | None] = {}
         #: Leaf parameters met, and whether an output of a top-level module with parameters was met.
         self.weights: list[Tensor] = []
         self._met_module = False
@@ -270,19 +270,19 @@ class _Walk:
         """Whether it reached weights through noted code only, passing no module with parameters."""
         return bool(self.weights) and not self._met_module and self._foreign == _MAX_FOREIGN
 
-    def node(self, top: Any) -> RawNode | Leaf | None:
+    def node(self, top: Any) -> LossNode | Leaf | None:
         """Return a copy of the node and of all nodes behind it; without recursion, because loops make deep graphs."""
         if not modes_open():
             return self._copy_graph(top)
         with kernels.apart_from_every_mode():  # a user's mode would see our reads, and get a plain number for a tensor
             return self._copy_graph(top)
 
-    def _copy_graph(self, top: Any) -> RawNode | Leaf | None:
+    def _copy_graph(self, top: Any) -> LossNode | Leaf | None:
         first = self._copy_of(top, 0)
         copies, waiting = self._copies, [(top, first)]
         while waiting:
             original, copy = waiting.pop()
-            if type(copy) is not RawNode:
+            if type(copy) is not LossNode:
                 continue
             for following, output in original.next_functions:
                 if following is None:
@@ -291,11 +291,11 @@ class _Walk:
                 is_new = id(following) not in copies
                 behind = self._copy_of(following, output)
                 copy.edges.append((behind, output))
-                if is_new and type(behind) is RawNode:
+                if is_new and type(behind) is LossNode:
                     waiting.append((following, behind))
         return first
 
-    def _copy_of(self, node: Any, output: int) -> RawNode | Leaf | None:
+    def _copy_of(self, node: Any, output: int) -> LossNode | Leaf | None:
         """Return a copy of one node, without edges; None if it is beyond the limits, or was so when first met."""
         sequence, key, copies = node._sequence_nr(), id(node), self._copies
         output_of = self._outputs.get((sequence, output)) if self._outputs else None
@@ -318,7 +318,7 @@ class _Walk:
         self.count += 1
         self._foreign -= note is None
         saved = self._saved(node) if note is not None and not note.startswith(HOOKED) else {}
-        copy = RawNode(node.name(), note, getattr(node, "_input_metadata", None), sequence, saved, [])
+        copy = LossNode(node.name(), note, getattr(node, "_input_metadata", None), sequence, saved, [])
         copies[key] = copy
         if output_of is not None and (value := self._leaf(*output_of).value) is not None:
             copy.saved["result"] = value  # the node is the output of a loss module; go on: code before it also counts

@@ -1,8 +1,7 @@
-"""Graphs of loss code: raw nodes, copied from autograd in each step, and readable ones, made when examined."""
+"""Graphs of loss code, copied from autograd in each step."""
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,19 +14,35 @@ from precdoctor.recording.ops.source_lines import Line
 from precdoctor.recording.scene.line_notes import line_of
 
 
-@dataclass
+@dataclass(eq=False, slots=True)
 class LossNode:
-    """One autograd node of the loss code."""
+    """One autograd node of the loss code, copied as ``backward`` begins; line, shape and dtype are read on request."""
 
     name: str
-    line: Line | None
+    #: Our note of the user's line; None if the node was made while nodes were not noted.
+    note: str | None
+    #: Autograd's metadata of the node's outputs; None or empty if there are none.
+    metadata: Any
     sequence: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype | None
     #: Saved tensors and settings, by the name of the op's argument (or ``result``).
     saved: dict[str, Any]
     #: Per differentiable input: the node or leaf it comes from, and the index among that node's outputs.
-    edges: list[tuple[LossNode | Leaf | None, int]] = field(default_factory=list)
+    edges: list[tuple[LossNode | Leaf | None, int]]
+
+    @property
+    def line(self) -> Line | None:
+        """The user's line that made the node; None if unknown."""
+        return line_of(self.note) if self.note is not None else None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of its first output; empty if unknown."""
+        return tuple(int(n) for n in self.metadata[0].shape) if self.metadata else ()
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of its first output; None if unknown."""
+        return self.metadata[0].dtype if self.metadata else None
 
 
 @dataclass(frozen=True)
@@ -53,25 +68,13 @@ class Leaf:
     value: Tensor | None
 
 
-@dataclass(eq=False, slots=True)
-class RawNode:
-    """An autograd node as copied in each step; turned into a :class:`LossNode` only if somebody reads it."""
-
-    name: str
-    #: Our note of the user's line; None if the node was made while nodes were not noted.
-    note: str | None
-    metadata: Any
-    sequence: int
-    saved: dict[str, Any]
-    edges: list[tuple[RawNode | Leaf | None, int]]
-
-
 @dataclass
 class LossGraph:
     """The loss code of one backward pass, or the code that made an argument of a root call or of ``autograd.grad``."""
 
     micro_step: int
-    kept: LossNode | RawNode
+    #: The node of the loss.
+    top: LossNode
     value: Tensor
     gradient: Tensor | None
     #: Whether the code's graph goes on behind the nodes that were kept.
@@ -80,11 +83,6 @@ class LossGraph:
     argument: str = ""
     #: The leaves it is a function of, if it passes no module with weights and no node without our note; else empty.
     weights: list[Tensor] = field(default_factory=list)
-
-    @functools.cached_property
-    def top(self) -> LossNode:
-        """The node of the loss."""
-        return self.kept if isinstance(self.kept, LossNode) else _readable(self.kept)
 
 
 @dataclass
@@ -106,31 +104,3 @@ class GradCall:
     def has_lost_results(self) -> bool:
         """Whether it returned nothing, or some of the gradients it returned are gone."""
         return not self.results or any(r() is None for r in self.results)
-
-
-def _readable(top: RawNode) -> LossNode:
-    """Return a graph of readable nodes: with lines, shapes and dtypes."""
-    copies: dict[int, LossNode] = {}
-    waiting = [top]
-    while waiting:
-        raw = waiting.pop()
-        if id(raw) not in copies:
-            copies[id(raw)] = _read(raw)
-            waiting += [behind for behind, _ in raw.edges if isinstance(behind, RawNode)]
-    waiting, met = [top], {id(top)}
-    while waiting:
-        raw = waiting.pop()
-        for behind, output in raw.edges:
-            copies[id(raw)].edges.append((copies[id(behind)] if isinstance(behind, RawNode) else behind, output))
-            if isinstance(behind, RawNode) and id(behind) not in met:
-                met.add(id(behind))
-                waiting.append(behind)
-    return copies[id(top)]
-
-
-def _read(raw: RawNode) -> LossNode:
-    """Return a raw node as a readable one, without edges."""
-    line = line_of(raw.note) if raw.note is not None else None
-    first = raw.metadata[0] if raw.metadata else None
-    shape = tuple(int(n) for n in first.shape) if first is not None else ()
-    return LossNode(raw.name, line, raw.sequence, shape, first.dtype if first is not None else None, raw.saved)

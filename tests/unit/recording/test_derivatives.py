@@ -11,7 +11,6 @@ from torch import Tensor
 
 from precdoctor.recording.microscope.loss_replay import replay_loss
 from precdoctor.recording.microscope.replay import same_bits
-from precdoctor.recording.ops.source_lines import Line
 from precdoctor.recording.scene.loss_graph import Leaf, LossGraph, LossNode, OwnFunction
 
 #: Ops that save their result, in the words of autograd's nodes.
@@ -27,11 +26,13 @@ OPS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 OUT = torch.tensor([0.5, 1.5, 3.0])
 UNSEEN = torch.tensor([-0.25, 1.0, 2.0])
-LINE = Line("train.py", 7)
+#: A note of line 7 of train.py.
+NOTE = f"precdoctor\0\0{7}\0train.py"
 
 
 def node(name: str, sequence: int, edges: list[Any], shape: tuple[int, ...] = (3,), **saved: Any) -> LossNode:
-    return LossNode(name, LINE, sequence, shape, torch.float32, saved, [(each, 0) for each in edges])
+    metadata = [torch.empty(shape, device="meta")]
+    return LossNode(name, NOTE, metadata, sequence, saved, [(each, 0) for each in edges])
 
 
 def gradient(top: LossNode, loss: Tensor, leaf: Leaf) -> Tensor | None:

@@ -9,16 +9,18 @@ import torch
 from precdoctor.recording.microscope.examination import _loss_code
 from precdoctor.recording.microscope.loss_replay import replay_loss
 from precdoctor.recording.microscope.tracer import External
-from precdoctor.recording.ops.source_lines import Line
 from precdoctor.recording.ops.tensor_facts import NAN, NEG_INF, POS_INF
 from precdoctor.recording.scene.loss_graph import Leaf, LossGraph, LossNode
 
 NUMBERS = itertools.count()
+#: A note of line 7 of train.py.
+NOTE = f"precdoctor\0\0{7}\0train.py"
 
 
 def node(name, shape, *behind, **saved):
     edges = [(each, 0) for each in behind]
-    return LossNode(f"{name}Backward0", Line("train.py", 7), next(NUMBERS), shape, torch.float32, saved, edges)
+    metadata = [torch.empty(shape, device="meta")]
+    return LossNode(f"{name}Backward0", NOTE, metadata, next(NUMBERS), saved, edges)
 
 
 def run(top, value, **options):
