@@ -32,7 +32,7 @@ def incident_event(done: Examination, number: str, data: dict[str, Any]) -> dict
         more["trace_complete"] = done.found.tracer.complete
         bad = done.found.bad
         more["bad"] = [{"name": name, "badness": kinds} for name, kinds, _ in bad[:16]]
-    if done.found is not None and done.slice is not None:
+    if done.found is not None and done.slice.path:
         more["origins"] = list(done.slice.origins)
         more["path"] = list(done.slice.path)
         more["externals"] = [{"kind": e.kind, "name": e.name, "op": op} for e, op in done.slice.externals]
@@ -44,7 +44,7 @@ def incident_event(done: Examination, number: str, data: dict[str, Any]) -> dict
 
 def op_events(done: Examination, number: str) -> list[dict[str, Any]]:
     """Return an ``op`` row for each op to be reported, in execution order."""
-    if done.found is None or done.slice is None:
+    if done.found is None:
         return []
     records = done.found.tracer.records
     indices = set(done.slice.wanted)

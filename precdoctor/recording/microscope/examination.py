@@ -41,7 +41,7 @@ class Examination:
     phase: str | None = None
     why: str | None = None
     found: Replay | None = None
-    slice: Slice | None = None
+    slice: Slice = field(default_factory=Slice)
     changed_arguments: list[str] = field(default_factory=list)
     #: Facts of the floating-point arguments of the call in which the origin lies.
     batch: list[dict[str, Any]] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Examination:
     @property
     def origin(self) -> OpRecord | None:
         """The first op that made something non-finite of finite operands; None if there is none."""
-        if self.found is None or self.slice is None or not self.slice.origins:
+        if self.found is None or not self.slice.origins:
             return None
         return self.found.tracer.records[self.slice.origins[0]]
 
@@ -73,7 +73,7 @@ class Examination:
 
         A model makes its mask first, and a mask that meets something worse has done no harm.
         """
-        if self.found is None or self.slice is None:
+        if self.found is None:
             return None
         origins = (self.found.tracer.records[i] for i in self.slice.origins)
         return next((o for o in origins if not _may_be_a_mask(o)), None if self.slice.externals else self.origin)
@@ -128,14 +128,13 @@ def _forward(scene: Scene, names: Names, *, values: bool, calls: list[RootCall] 
 
     ``calls``: search these root calls only.
     """
-    masked: tuple[Replay, Callable[..., Replay]] | None = None
+    masked: Replay | None = None
     for call in _relevant_first(scene.calls) if calls is None else calls:
-        again = functools.partial(replay, call, names, values=values)
-        done = again()
+        done = replay(call, names, values=values)
         if done.bad_outputs and (not _given_bad_argument(done) or (_is_filled(masked) and _spoils_mask(done))):
             if any(kinds != NEG_INF for _, kinds, _ in done.bad_outputs) or _has_overflowed(done):
-                return _with_facts("forward", done, again)
-            masked = masked or (done, again)  # -inf may be a mask (forbidden tokens): later code decides
+                return _with_facts("forward", done)
+            masked = masked or done  # -inf may be a mask (forbidden tokens): later code decides
         elif done.bad_outputs and (between := _forward_between(call, values=values)) is not None:
             return between
         if done.missing:
@@ -147,34 +146,32 @@ def _forward(scene: Scene, names: Names, *, values: bool, calls: list[RootCall] 
         done_loss = _grad_calls(scene, names, values=values) or done_loss
     if masked is None or _made_worse(done_loss, NAN | POS_INF if _is_filled(masked) else NAN):
         return done_loss
-    return _with_facts("forward", *masked)
+    return _with_facts("forward", masked)
 
 
 def _forward_between(call: RootCall, *, values: bool) -> Examination | None:
     """Examine the code between two top-level modules, if it made an argument of the second one bad; else None."""
     for graph in call.graphs:
-        again = functools.partial(replay_loss, graph, backward=False, before=call, values=values)
-        if badness(graph.value) and (first := again()).bad_outputs:
-            return _with_facts("forward", first, again)
+        if badness(graph.value):
+            done = replay_loss(graph, backward=False, before=call, values=values)
+            if done.bad_outputs:
+                return _with_facts("forward", done)
     return None
 
 
 def _made_worse(done: Examination, kinds: int) -> bool:
     """Return whether the loss code has turned a ``-inf`` into values of these kinds."""
-    found = done.slice
-    return done.found is not None and found is not None and found.made_worse(done.found.tracer.records, kinds)
+    return done.found is not None and done.slice.made_worse(done.found.tracer.records, kinds)
 
 
-def _is_filled(masked: tuple[Replay, Callable[..., Replay]] | None) -> bool:
+def _is_filled(masked: Replay | None) -> bool:
     """Return whether a module has returned ``-inf`` that its code filled in; not the result of a ``log``, say."""
-    found = masked[0].slice() if masked is not None else None
-    return masked is not None and found is not None and found.is_filled(masked[0].tracer.records)
+    return masked is not None and masked.slice().is_filled(masked.tracer.records)
 
 
 def _has_overflowed(done: Replay) -> bool:
     """Return whether a ``-inf`` that a module returned comes from an overflow, and so is no mask."""
-    found = done.slice()
-    return found is not None and found.overflowed(done.tracer.records)
+    return done.slice().overflowed(done.tracer.records)
 
 
 def _relevant_first(calls: list[RootCall]) -> list[RootCall]:
@@ -189,24 +186,20 @@ def _relevant_first(calls: list[RootCall]) -> list[RootCall]:
 def _buffers(scene: Scene, names: Names, *, values: bool) -> Examination:
     """Find the root call whose forward pass makes buffers non-finite."""
     for call in scene.calls:
-        again = functools.partial(replay, call, names, buffers=True, values=values)
-        done = again()
+        done = replay(call, names, buffers=True, values=values)
         if done.bad_buffers:
-            return _with_facts("forward", done, again)
+            return _with_facts("forward", done)
     return Examination("outside", "forward", why="no forward pass made the buffers non-finite")
 
 
 def _given_bad_argument(done: Replay) -> bool:
     """Return whether a module was given a bad argument by the code between two top-level modules."""
-    found = done.slice()
-    return found is not None and any(e.kind == "argument" for e, _ in found.externals)
+    return any(e.kind == "argument" for e, _ in done.slice().externals)
 
 
 def _spoils_mask(done: Replay) -> bool:
     """Return whether a module was given nothing worse than ``-inf``, and made worse of it."""
     found, records = done.slice(), done.tracer.records
-    if found is None:
-        return False
     at = [(e, records[index]) for e, index in found.externals]
     read = (bad for e, op in at for source, bad in zip(op.sources, op.bad_in, strict=False) if source == e)
     return all(bad in (0, NEG_INF) for bad in read) and found.made_worse(records)
@@ -220,7 +213,7 @@ def _backward(scene: Scene, names: Names, *, values: bool) -> Examination:
     if not scene.losses and any(t.graph is not None and badness(t.graph.value) for t in scene.grad_calls):
         return _forward(scene, names, values=values)  # no ``backward`` has shown a loss
     reason = "the backward pass of every top-level module is finite"
-    given: tuple[Replay, Callable[..., Replay]] | None = None
+    given: Replay | None = None
     restore_lost_gradients(scene, values=values)
     for micro_step in sorted({c.micro_step for c in scene.calls}):
         for call in reversed([c for c in scene.calls if c.micro_step == micro_step]):
@@ -230,12 +223,11 @@ def _backward(scene: Scene, names: Names, *, values: bool) -> Examination:
             if call.lost:
                 reason = "the gradients of its outputs exceed --scene-memory"
                 continue
-            again = functools.partial(replay, call, names, backward=True, values=values)
-            done = again()
+            done = replay(call, names, backward=True, values=values)
             if done.bad_gradients and not _only_inherits(done):
-                return _with_facts("backward", done, again)
+                return _with_facts("backward", done)
             if done.bad_gradients:
-                given = given or (done, again)
+                given = given or done
                 continue
             if (behind := _backward_between(call, done, values=values)) is not None:
                 return behind
@@ -245,24 +237,22 @@ def _backward(scene: Scene, names: Names, *, values: bool) -> Examination:
     if (ignored := _ignored_outputs(scene, names, values=values)) is not None:
         return ignored
     if given is not None:
-        return _with_facts("backward", *given)
+        return _with_facts("backward", given)
     return _grad_calls(scene, names, values=values) or found
 
 
 def _only_inherits(done: Replay) -> bool:
     """Return whether a module's gradients are bad only because of a bad argument, made by other code."""
-    found = done.slice()
-    return found is not None and not found.origins and _given_bad_argument(done)
+    return not done.slice().origins and _given_bad_argument(done)
 
 
 def _ignored_outputs(scene: Scene, names: Names, *, values: bool) -> Examination | None:
     """Examine a forward pass whose bad outputs (padding) the loss ignores, but the gradient does not; else None."""
     for call in scene.calls:
         if call.gradients and any(x._version == v and badness(x) & ~NEG_INF for _, x, v in call.outputs):
-            again = functools.partial(replay, call, names, values=values)
-            done = again()
+            done = replay(call, names, values=values)
             if done.bad_outputs and not _given_bad_argument(done):
-                return _with_facts("backward", done, again)
+                return _with_facts("backward", done)
     return None
 
 
@@ -272,11 +262,9 @@ def _backward_between(call: RootCall, done: Replay, *, values: bool) -> Examinat
         gradient = done.argument_gradients.get(graph.argument)
         if gradient is None or badness(gradient):
             continue
-        brought = replace(graph, gradient=gradient)
-        again = functools.partial(replay_loss, brought, backward=True, before=call, values=values)
-        first = again()
+        first = replay_loss(replace(graph, gradient=gradient), backward=True, before=call, values=values)
         if first.bad_gradients and not first.bad_outputs:
-            return _with_facts("backward", first, again)
+            return _with_facts("backward", first)
     return None
 
 
@@ -289,18 +277,15 @@ def _grad_calls(scene: Scene, names: Names, *, values: bool) -> Examination | No
             x is not None and badness(x.detach()) for r in grad_call.results for x in [r()]
         ):
             continue
-        again: Callable[..., Replay]
         for call in reversed([c for c in scene.calls if grad_call.number in c.grad_call_gradients]):
             if not any(badness(g) for g in call.grad_call_gradients[grad_call.number].values()):
-                again = functools.partial(replay, call, names, grad_call=grad_call, values=values)
-                done = again()
+                done = replay(call, names, grad_call=grad_call, values=values)
                 if done.bad_gradients:
-                    return _with_facts("backward", done, again)
+                    return _with_facts("backward", done)
         if grad_call.graph is not None:
-            again = functools.partial(replay_loss, grad_call.graph, backward=True, values=values)
-            done = again()
+            done = replay_loss(grad_call.graph, backward=True, values=values)
             if done.bad_gradients and not done.bad_outputs:
-                return _with_facts("backward", done, again)
+                return _with_facts("backward", done)
     return None
 
 
@@ -308,23 +293,22 @@ def _loss_code(scene: Scene, phase: str, reason: str, *, values: bool) -> Examin
     """Examine the code around the modules, as far as it is in autograd's graph: no module made the bad value."""
     graphs = scene.losses or [t.graph for t in scene.grad_calls if t.graph is not None]
     for graph in graphs if phase == "forward" else scene.losses:
-        again = functools.partial(replay_loss, graph, backward=phase == "backward", values=values)
-        done = again()
-        if graph.cut and (found := done.slice()) is not None and not found.origins:
+        done = replay_loss(graph, backward=phase == "backward", values=values)
+        if graph.cut and done.slice().path and not done.slice().origins:
             reason = "the loss code is too long: what it read first is not in the part that was kept"
         elif done.bad_outputs if phase == "forward" else done.bad_gradients:
-            return _with_facts(phase, done, again)
+            return _with_facts(phase, done)
     return Examination("outside", phase, why=reason)
 
 
-def _with_facts(phase: str, first: Replay, again: Callable[..., Replay]) -> Examination:
+def _with_facts(phase: str, first: Replay) -> Examination:
     """Replay a second time, for the facts of the ops around the origin."""
     found = first.slice()
-    if found is None:
+    if not found.path or first.again is None:
         return Examination("outside", phase, why="no op of the replay made the bad value", found=first)
-    second = again(wanted=Wanted.of(found.wanted, _spot(first, found)))
+    second = first.again(Wanted(found.wanted, _spot(first, found)))
     same = second.slice()
-    if same is not None and (same.origins, same.externals, same.path) == (found.origins, found.externals, found.path):
+    if (same.origins, same.externals, same.path) == (found.origins, found.externals, found.path):
         return Examination("origin", phase, found=second, slice=found)
     return Examination("origin", phase, found=first, slice=found)
 

@@ -194,7 +194,7 @@ class LiveTrace:
         self.over = True
         context, found = self._context, slice_back(tracer.records, [source for _, _, source in self._bad[kind]])
         traced = Replay(None, tracer, bad_outputs=self._bad[kind], micro_step=self._micro_step)
-        outcome = "origin" if found is not None else "outside"
+        outcome = "origin" if found.path else "outside"
         done = Examination(outcome, _PHASES[kind], found=traced, slice=found, live=True)
         number = f"live-{context.step}"
         weight = self._bad[_WEIGHTS][0][0] if kind == _WEIGHTS else None  # the first that the optimizer spoilt

@@ -28,6 +28,7 @@ from precdoctor.recording.microscope.derivatives import for_gradients
 from precdoctor.recording.microscope.replay import Replay
 from precdoctor.recording.microscope.tracer import External, Source, Tracer
 from precdoctor.recording.ops.dispatched_ops import storage_key, take_gradients
+from precdoctor.recording.ops.op_facts import Wanted
 from precdoctor.recording.ops.tensor_facts import NEG_INF, badness, describe
 from precdoctor.recording.process import attach
 from precdoctor.recording.scene.loss_graph import Leaf, LossGraph, LossNode
@@ -56,7 +57,7 @@ def replay_loss(
     graph: LossGraph,
     *,
     backward: bool,
-    wanted: frozenset[int] = frozenset(),
+    wanted: Wanted | None = None,
     before: RootCall | None = None,
     values: bool = True,
 ) -> Replay:
@@ -77,6 +78,7 @@ def replay_loss(
     }
     tracer = _LossTracer(known, wanted, values=values)
     done = Replay(before, tracer, micro_step=graph.micro_step)
+    done.again = lambda wanted: replay_loss(graph, backward=backward, wanted=wanted, before=before, values=values)
     made: dict[int, Any] = {id(leaf): x for leaf, x in leaves}
     saved = _saved_by_consumers(nodes)
     rough: set[int] = set()
@@ -101,7 +103,7 @@ def replay_loss(
     if bad := badness(loss.detach()):
         done.bad_outputs.append(("loss", bad, tracer.source(loss)))
         found = done.slice()
-        if found is None or not (found.origins or found.made_worse(tracer.records)):
+        if not (found.origins or found.made_worse(tracer.records)):
             done.bad_outputs.clear()  # the code before a loss module made it, whose saved result was used here
             _judge_parts(done, [made[id(node)] for node in nodes])
     if backward and loss.requires_grad:

@@ -130,9 +130,7 @@ class SpoiltStep:
         done = Replay(None, tracer)
         done.bad_outputs.append(("weight", bad, tracer.source(clone)))
         found = done.slice()
-        return (
-            None if found is None or not found.origins else Examination("origin", "optimizer", found=done, slice=found)
-        )
+        return Examination("origin", "optimizer", found=done, slice=found) if found.origins else None
 
     def _copy(
         self, given: Sequence[tuple[Tensor, Tensor]], as_before: Callable[[Tensor], Tensor]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from precdoctor.recording.microscope.tracer import External, Source, Tracer
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Names, unwrap
 from precdoctor.recording.ops.dispatched_ops import OpByOp, storage_key, take_gradients
+from precdoctor.recording.ops.op_facts import Wanted
 from precdoctor.recording.ops.tensor_facts import NEG_INF, badness
 from precdoctor.recording.process import attach
 from precdoctor.recording.scene.compiled_function import CompiledFunction
@@ -48,14 +49,16 @@ class Replay:
     equal: int = 0
     #: Names of outputs that are bad in the run and finite in the replay.
     missing: list[str] = field(default_factory=list)
+    #: Replays it once more, for full facts of ops of this replay; None for optimizers and live traces.
+    again: Callable[[Wanted], Replay] | None = None
 
     @property
     def bad(self) -> list[tuple[str, int, Source]]:
         """The bad buffers if any, else outputs, else gradients."""
         return self.bad_buffers or self.bad_outputs or self.bad_gradients
 
-    def slice(self) -> Slice | None:
-        """Trace the bad values back to the ops that made them; None if no op did."""
+    def slice(self) -> Slice:
+        """Trace the bad values back to the ops that made them; empty if no op did."""
         return slice_back(self.tracer.records, [source for _, _, source in self.bad])
 
 
@@ -83,8 +86,8 @@ def replay(
     backward: bool = False,
     grad_call: GradCall | None = None,
     buffers: bool = False,
-    wanted: frozenset[int] = frozenset(),
-    values: bool = True,
+    wanted: Wanted | None = None,
+    values: bool,
 ) -> Replay:
     """Replay ``call``. Everything but random number generators and module attributes is left as it was.
 
@@ -104,6 +107,9 @@ def replay(
     with with_first_attributes(call, modules), without_hooks(modules), buffers_aside(modules, call.buffers), eager():
         tracer = Tracer(_known_storages(module, names), wanted, values=values)
         done = Replay(call, tracer, micro_step=call.micro_step)
+        done.again = lambda wanted: replay(
+            call, names, backward=backward, grad_call=grad_call, buffers=buffers, wanted=wanted, values=values
+        )
         before = {id(b) for b in static.buffers(module) if badness(b)} if buffers else set()
         _run(done, call, module, names, backward=backward, grad_call=grad_call)
         for name, buffer in static.named_buffers(module) if buffers else ():

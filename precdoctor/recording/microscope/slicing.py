@@ -25,14 +25,14 @@ class Slice:
     Attributes:
         origins: indices of ops in the slice that made something bad of finite operands.
         externals: bad tensors from before the trace, with the first op that read each.
-        path: indices of the slice's ops in order, from the first origin to the bad value.
+        path: indices of the slice's ops in order, from the first origin to the bad value; empty if no op made it.
         feeding: indices of ops that made the origins' operands, nearest first.
     """
 
-    origins: tuple[int, ...]
-    externals: tuple[tuple[External, int], ...]
-    path: tuple[int, ...]
-    feeding: tuple[int, ...]
+    origins: tuple[int, ...] = ()
+    externals: tuple[tuple[External, int], ...] = ()
+    path: tuple[int, ...] = ()
+    feeding: tuple[int, ...] = ()
 
     def made_worse(self, records: Sequence[OpRecord], kinds: int = NAN | POS_INF) -> bool:
         """Return whether an op on the path made NaN or ``+inf`` of nothing worse than a mask's ``-inf``."""
@@ -52,8 +52,8 @@ class Slice:
         return frozenset((*self.origins, *self.path, *self.feeding, *(index for _, index in self.externals)))
 
 
-def slice_back(records: Sequence[OpRecord], targets: Iterable[Source]) -> Slice | None:
-    """Follow bad operands back from ``targets``; return None if no op made any of them.
+def slice_back(records: Sequence[OpRecord], targets: Iterable[Source]) -> Slice:
+    """Follow bad operands back from ``targets``; return an empty slice if no op made any of them.
 
     Args:
         records: of a trace, by index.
@@ -75,8 +75,6 @@ def slice_back(records: Sequence[OpRecord], targets: Iterable[Source]) -> Slice 
                 external[source] = min(index, external.get(source, index))
             else:
                 waiting += [i for i in source if i < index and records[i].bad_out]
-    if not met:
-        return None
     origins = tuple(sorted(i for i in met if records[i].suspect))
     path = _path(records, sorted(met))
     feeding = _feeding(records, origins or path[:1])

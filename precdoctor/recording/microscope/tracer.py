@@ -90,13 +90,11 @@ class Tracer(Retiring):
 
     Args:
         known: weights, buffers and the batch, by :func:`storage_key`.
-        wanted: indices of ops whose full facts are wanted whatever they compute.
+        wanted: ops whose full facts are wanted whatever they compute.
         values: whether facts may hold single operand values at the first bad element.
     """
 
-    def __init__(
-        self, known: Mapping[int, External], wanted: frozenset[int] = frozenset(), *, values: bool = True
-    ) -> None:
+    def __init__(self, known: Mapping[int, External], wanted: Wanted | None = None, *, values: bool = True) -> None:
         super().__init__()
         self.records: list[OpRecord] = []
         #: FQN of the modules whose forward is running, outermost first.
@@ -113,8 +111,7 @@ class Tracer(Retiring):
         #: If live: number of ops after which the trace begins anew; None: it ends after :data:`MAX_OPS`.
         self.window: int | None = None
         self._known = dict(known)
-        self._wanted = wanted
-        self._spot = wanted.spot if isinstance(wanted, Wanted) else None
+        self._wanted, self._spot = wanted or Wanted()
         self._values = values
         self._suspects = 0
         self._writers = Writers()

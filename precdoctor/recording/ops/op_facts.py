@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,17 +60,11 @@ def in_fp64(
 Spot = tuple[list[int], torch.Size]
 
 
-class Wanted(frozenset[int]):
+class Wanted(NamedTuple):
     """Indices of ops whose full facts are wanted; and an element whose value is wanted of each tensor of its shape."""
 
+    indices: frozenset[int] = frozenset()
     spot: Spot | None = None
-
-    @classmethod
-    def of(cls, indices: Iterable[int], spot: Spot | None) -> Wanted:
-        """Return the indices with the element."""
-        made = cls(indices)
-        made.spot = spot
-        return made
 
 
 def closer_look(
