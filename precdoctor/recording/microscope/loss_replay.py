@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from precdoctor.numerics.nonfinite import can_make
 from precdoctor.recording.kernels.outside_user_modes import with_functions
@@ -44,15 +45,6 @@ _UNKNOWN = External("unknown")
 _RESHAPES = frozenset(("View", "UnsafeView", "ReshapeAlias"))
 
 
-class _LossTracer(Tracer):
-    """A tracer for the replay of loss code."""
-
-    def admit(self, written: list[Tensor]) -> None:
-        """Refuse an op that writes to a tensor it has not made; only a hand-written ``backward`` writes at all."""
-        if any(not self.made(x) for x in written):
-            raise RuntimeError("a backward pass written by hand writes to tensors it has not made")
-
-
 def replay_loss(
     graph: LossGraph,
     *,
@@ -76,7 +68,7 @@ def replay_loss(
         for leaf, x in leaves
         if (k := storage_key(x)) is not None
     }
-    tracer = _LossTracer(known, wanted, values=values)
+    tracer = Tracer(known, wanted, values=values, writes_to=frozenset())  # only a hand-written backward writes at all
     done = Replay(before, tracer, micro_step=graph.micro_step)
     done.again = lambda wanted: replay_loss(graph, backward=backward, wanted=wanted, before=before, values=values)
     made: dict[int, Any] = {id(leaf): x for leaf, x in leaves}
@@ -90,8 +82,8 @@ def replay_loss(
                 operands = [_value(behind, output, made) for behind, output in node.edges]
                 value, as_kept = made[id(node)], saved.get(id(node))
                 made[id(node)], as_saved = for_gradients(node, value, as_kept, operands, rough, as_saved=as_saved)
-            with tracer.aside():
-                if as_saved:
+            if as_saved:
+                with _disable_current_modes():
                     index = _record_saved(node, made, tracer, rough) if id(node) in saved else None
                     tracer.credit(made[id(node)], index)
     tracer.line = None

@@ -48,16 +48,6 @@ _FACTORS = frozenset(
 )
 
 
-class _Sandbox(Tracer):
-    """A tracer that refuses writes to memory from before the trace, other than :attr:`allowed`."""
-
-    allowed: frozenset[int] = frozenset()
-
-    def admit(self, written: list[Tensor]) -> None:
-        if any(storage_key(x) not in self.allowed and not self.made(x) for x in written):
-            raise RuntimeError("the optimizer writes to more than this parameter and its state")
-
-
 class _ReachedError(Exception):
     """The step calls its closure, which would run the user's model: the replay ends."""
 
@@ -113,8 +103,7 @@ class SpoiltStep:
         try:
             with kernels.apart_from_user_modes():
                 again, clones, known = self._copy(given, as_before)
-            tracer = _Sandbox(known, values=self.values)
-            tracer.allowed = frozenset(known)
+            tracer = Tracer(known, values=self.values, writes_to=frozenset(known))
             tracer.fallback = self.line
             step: Any = type(self.optimizer).step
             with with_functions(), tracer, torch.no_grad(), contextlib.suppress(_ReachedError):

@@ -6,15 +6,13 @@ for every op that turns finite operands into a non-finite result, because its op
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from precdoctor.recording.microscope.writers import Writers
 from precdoctor.recording.ops.dispatched_ops import (
@@ -92,9 +90,18 @@ class Tracer(Retiring):
         known: weights, buffers and the batch, by :func:`storage_key`.
         wanted: ops whose full facts are wanted whatever they compute.
         values: whether facts may hold single operand values at the first bad element.
+        writes_to: memory from before the trace, by :func:`storage_key`, that ops may write to; None: all. Any other
+            write raises a RuntimeError.
     """
 
-    def __init__(self, known: Mapping[int, External], wanted: Wanted | None = None, *, values: bool = True) -> None:
+    def __init__(
+        self,
+        known: Mapping[int, External],
+        wanted: Wanted | None = None,
+        *,
+        values: bool = True,
+        writes_to: frozenset[int] | None = None,
+    ) -> None:
         super().__init__()
         self.records: list[OpRecord] = []
         #: FQN of the modules whose forward is running, outermost first.
@@ -110,7 +117,7 @@ class Tracer(Retiring):
         self.root: str | None = None
         #: If live: number of ops after which the trace begins anew; None: it ends after :data:`MAX_OPS`.
         self.window: int | None = None
-        self._known = dict(known)
+        self._known, self._writes_to = dict(known), writes_to
         self._wanted, self._spot = wanted or Wanted()
         self._values = values
         self._suspects = 0
@@ -127,7 +134,8 @@ class Tracer(Retiring):
             self.complete = False
             return func(*args, **kwargs)
         written = written_by(func, args, kwargs)
-        self.admit(written)
+        if self._writes_to is not None and not all(storage_key(x) in self._writes_to or self.made(x) for x in written):
+            raise RuntimeError("an op of a replay writes to memory of the run")
         operands = [x for x in tensors_in((args, kwargs)) if x.is_floating_point() or x.is_complex()]
         before = [x.clone() if any(x is w for w in written) else x for x in operands]
         sources = tuple(self.source(x) for x in operands)
@@ -138,9 +146,6 @@ class Tracer(Retiring):
         self._note_writes(record.index, operands, written, result)
         self._judge(record, func, args, kwargs, before, operands, written, result)
         return result
-
-    def admit(self, written: list[Tensor]) -> None:
-        """Called before an op that writes to these floating-point tensors; raises to refuse the op."""
 
     # --- one op ------------------------------------------------------------------------------------------------------
 
@@ -267,12 +272,6 @@ class Tracer(Retiring):
         """Attribute the derivative of this value to an op recorded by :meth:`note_op`, or to none."""
         if value.grad_fn is not None:
             self._made_by_sequence[value.grad_fn._sequence_nr()] = index
-
-    @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
-        """Do not record ops inside the context."""
-        with _disable_current_modes():
-            yield
 
     def _note_writes(self, index: int, operands: list[Tensor], written: list[Tensor], result: Any) -> None:
         """Note an op as the writer of the tensors it wrote to and of its new results."""
