@@ -52,7 +52,8 @@ _CHOOSES = op_names("topk sort argsort argmin argmax kthvalue")
 _MAX_PENDING = 64
 #: Ops allowed between a difference and the choice.
 _KEEPS = op_names("neg abs sqrt clamp clamp_min")
-_FOLLOWED = TURNS | _CARRIES | _EXPANDS | _CHOOSES | _KEEPS | _SUBTRACTS | _CENTRES | {"copy_", "sub_"}
+#: Ops that round, carry, subtract or choose data.
+FOLLOWED = TURNS | _CARRIES | _EXPANDS | _CHOOSES | _KEEPS | _SUBTRACTS | _CENTRES | {"copy_", "sub_"}
 #: Ops of loss code whose rounded result is followed: probabilities, their logarithms, sums, products.
 _REDUCES = op_names("sum mean _log_softmax _softmax log exp sigmoid log_sigmoid_forward mm bmm")
 #: Relative error from which on a difference is noise; for a column, of its L2 norm.
@@ -104,11 +105,6 @@ class Differences:
         self._room = _MAX_SOURCES
         #: Facts about differences of expanded data, to be noted if something is chosen by them.
         self._pending: Notes[tuple[Event, dict[str, Any]]] = Notes()
-
-    @staticmethod
-    def follows(name: str) -> bool:
-        """Return whether an op of this name rounds, carries, subtracts or chooses data."""
-        return name in _FOLLOWED
 
     def written(self, x: Tensor) -> None:
         """Forget the numbers behind a tensor: something else was written to its memory."""
@@ -262,7 +258,7 @@ class Differences:
         close = 4 * torch.finfo(x.dtype).eps if x.dtype in (*HALF, torch.float32) else 0.0
         if 2 * int((result.detach().abs() < close * x.abs()).sum()) < result.numel():
             return
-        made = maker.exact()
+        made = maker.exact
         wide = call.again({id(tensors[0]): made[0]}) if made is not None else None
         if wide is not None:
             self._judge(call, wide[0], followed=True)

@@ -215,7 +215,7 @@ class Effects:
         errors = list(dict.fromkeys(e for _, _, held in given for e in held.effects))
         for error in errors:
             error.hops += 1
-        right, seen = call.again({id(x): value for x, value, _ in given}), call.exact()
+        right, seen = call.again({id(x): value for x, value, _ in given}), call.exact
         if right is None or seen is None or max(e.hops for e in errors) > _MAX_HOPS:
             for _, _, held in given:
                 self._settle_all(held)
@@ -281,8 +281,7 @@ class Effects:
             return False
         self._shadows.drop(result)
         for _, _, held in given:
-            for error in held.effects:
-                error.settle(0.0, op_reference(call))
+            self._settle_at_zero(call, held)
         return True
 
     def _settle_all(self, held: _CarriedErrors) -> None:
@@ -306,9 +305,7 @@ class Effects:
                 self._findings.add_event(error.kind, error.event, error.weight, **error.data)
             elif effect >= _NOTED:
                 weight = min(error.weight, effect)
-                self._findings.add_event(
-                    error.kind, error.event, weight, **error.data, effect=effect, fed=error.fed
-                )  # fmt: skip
+                self._findings.add_event(error.kind, error.event, weight, **error.data, effect=effect, fed=error.fed)
         self._errors, self._held = [], []
         self._copies.clear()
 

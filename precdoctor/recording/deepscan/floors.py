@@ -28,6 +28,8 @@ _FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64
 #: Ops that keep a number above a constant, ops through which that number is followed, and ops that read it.
 _GUARDS, _PASSES = op_names("add clamp clamp_min maximum"), op_names("sqrt _to_copy clone mul add lerp mean sum")
 _READS = op_names("rsqrt reciprocal div log pow")
+#: Ops that may be a guard, or read one.
+FOLLOWED = _GUARDS | {f"{name}_" for name in _GUARDS} | _READS | {"sqrt"}
 #: Ops whose result is a root if an operand is one, as for a bias correction.
 _OF_ROOTS = op_names("mul div clone _to_copy maximum")
 #: Ops that normalise, and the index of the result that is the reciprocal standard deviation.
@@ -74,11 +76,6 @@ class Floors:
         #: By op and line of optimizer code: the wrong results; the number of guarded elements that are not zero.
         self._places: dict[Any, _Place] = {}
         self._guarded: Counter[Any] = Counter()
-
-    @staticmethod
-    def follows(name: str) -> bool:
-        """Return whether an op of this name may be a guard, or read one."""
-        return name.rstrip("_") in _GUARDS or name in _READS or name == "sqrt"
 
     @staticmethod
     def guards(name: str, args: Any) -> bool:
@@ -165,7 +162,7 @@ class Floors:
         counts = call.counts(spread)
         if counts is None or counts.amax is None or counts.amax**2 * eps < 1 - _WRONG**2:
             return
-        alone = replace(call, args=(*call.args[:at], _LEAST, *call.args[at + 1 :]), _exact=None, _tried=False).exact()
+        alone = replace(call, args=(*call.args[:at], _LEAST, *call.args[at + 1 :])).exact
         if alone is None:
             return
         variance = alone[_NORMS[call.name]].reciprocal().square()

@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from precdoctor.numerics.nonfinite import op_names
 from precdoctor.recording.deepscan.scan_facts import Event, Findings
-from precdoctor.recording.deepscan.scanned_op import FLOATS, HALF, Call, Where
+from precdoctor.recording.deepscan.scanned_op import FLOATS, HALF, Call
 from precdoctor.recording.deepscan.targets import Targets
 from precdoctor.recording.ops.dispatched_ops import DRAWS, storage_key, tensors_in
 from precdoctor.recording.ops.source_lines import line_columns
@@ -25,7 +25,7 @@ from precdoctor.recording.process import attach
 
 _UPDATES = op_names("add sub mul div lerp addcmul addcdiv copy")
 #: Ops through which a state is followed; a cast changes no value in FP64, so it is followed too.
-_CHAINS = (_UPDATES - {"copy"}) | {"_to_copy", "clone", "rsub"}
+CHAINS = (_UPDATES - {"copy"}) | {"_to_copy", "clone", "rsub"}
 #: Ops that make random numbers for stochastic rounding; dropout is not one, it makes masks.
 _NOISE = DRAWS - {"native_dropout"}
 #: Maximum number of elements of a tensor that are compared.
@@ -110,15 +110,19 @@ class Audit:
         followed = (x.dtype in FLOATS and (self.is_older(x) or storage_key(x) in self._chains) for x in items)
         return [_sample(x) if follows else None for x, follows in zip(items, followed, strict=True)]
 
-    def updated(self, name: str, op: str, phase: str, args: Any, kwargs: Any, old: list[Tensor | None],
-                where: Where, micro_step: int) -> None:  # fmt: skip
-        """Compare the states that an in-place op has written to with their FP64 values."""
-        for (target, given, named), was in zip(_items(name, args, kwargs), old, strict=True):
+    def updated(self, call: Call, old: list[Tensor | None]) -> None:
+        """Compare the states that an in-place op has written to with their FP64 values.
+
+        Args:
+            old: as :meth:`before` has returned it.
+        """
+        where = call.where
+        for (target, given, named), was in zip(_items(call.name, call.args, call.kwargs), old, strict=True):
             if was is None or len(self._stalls) >= _MAX_STALLED:
                 continue
-            event = {"root": where.root, "module": where.module, "op": op, **line_columns(where.line)}
-            event["data"] = {"phase": phase, "micro_step": micro_step, **where.calling}
-            key, plain, by = storage_key(target) or 0, _plain(name), given[0] if given else None
+            event = {"root": where.root, "module": where.module, "op": call.op, **line_columns(where.line)}
+            event["data"] = {"phase": call.phase, "micro_step": call.micro_step, **where.calling}
+            key, plain, by = storage_key(target) or 0, _plain(call.name), given[0] if given else None
             comes_from = plain != "copy" or (self._comes_from(given[0], target) and not self._is_random(given[0]))
             exact = self._run(plain + "_", was.double(), target, given, named) if comes_from else None
             now = _sample(target)
@@ -216,17 +220,12 @@ class Audit:
             x = x.expand(like.shape)
         return _sample(x).double()
 
-    @staticmethod
-    def follows(name: str) -> bool:
-        """Return whether states are followed through an op of this name."""
-        return name in _CHAINS
-
     def chained(self, call: Call) -> None:
         """Follow a tensor that an op has computed from a state (``m * b + g * (1 - b)``): it may replace the state."""
         name = call.plain_name
         if name == "sub":
             self._note_compensation(call)
-        if name not in _CHAINS or call.name != name or not call.results or len(self._chains) >= _MAX_CHAINS:
+        if name not in CHAINS or call.name != name or not call.results or len(self._chains) >= _MAX_CHAINS:
             return
         result = call.results[0]
         key = storage_key(result)

@@ -156,7 +156,7 @@ class Saturation:
         if self._places.get(place, 0) >= _MAX_PER_PLACE or all(c.zero == c.numel for c in call.operand_counts()):
             return
         self._places[place] = self._places.get(place, 0) + 1
-        exact = call.exact()
+        exact = call.exact
         if exact is None:
             return
         size = exact[0].abs()
@@ -190,7 +190,7 @@ class Saturation:
         if result is None or counts is None or counts.bad or not (near or counts.zero >= _CHANNELS * counts.numel):
             return
         given = next((x for x in call.operands if x.shape == result.shape), None)
-        exact = call.exact()
+        exact = call.exact
         if given is None or (exact is None and call.plain_name != "where"):
             return
         size = given.detach().double().abs()

@@ -97,7 +97,7 @@ class DeepScan:
             "kind": "step",
             "outcome": "done",
             "ops": mode.ops,
-            "complete": mode.complete,
+            "complete": not mode.full,
             "micro_steps": min(context.micro_step, mode.most_micro_steps),
             "followed": mode.trails.begun,
             "lost": mode.trails.lost,

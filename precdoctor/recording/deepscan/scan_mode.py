@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from precdoctor.recording.deepscan import cancellation, floors, op_audit
 from precdoctor.recording.deepscan.cancellation import Differences
 from precdoctor.recording.deepscan.cast_losses import Casts
 from precdoctor.recording.deepscan.effects import Effects, Room
@@ -43,6 +44,8 @@ _MAX_FOLLOWED_ASIDE, _MAX_DATA = 2_000, 1 << 20
 _MAX_NS = 60 * 10**9
 #: Phases in which ops are examined as forward ops; and phases in which only states, sums, casts and differences are.
 _FORWARD, _STAGES_ASIDE = frozenset(("forward", "loss")), frozenset(("script", "optimizer"))
+#: Ops that are followed in code of the script, by name.
+_FOLLOWED_ASIDE = cancellation.FOLLOWED | floors.FOLLOWED | op_audit.CHAINS
 #: Maximum number of optimizers whose states are named.
 _MAX_OPTIMIZERS = 16
 #: Maximum number of names listed of weights whose gradients are zero.
@@ -104,14 +107,9 @@ class ScanMode(WindowMode):
         return self._stepped.keys()
 
     @property
-    def complete(self) -> bool:
-        """Whether no op was left out because a limit was reached."""
-        return self.ops < MAX_OPS and self._ops_aside < _MAX_ASIDE and self.spent_ns < _MAX_NS
-
-    @property
     def full(self) -> bool:
         """Whether a limit was reached, so that no further op is examined."""
-        return not self.complete
+        return self.ops >= MAX_OPS or self._ops_aside >= _MAX_ASIDE or self.spent_ns >= _MAX_NS
 
     def facts(self, targets: Targets | None = None) -> list[Event]:
         """Return the facts as events, once the scan is over."""
@@ -130,7 +128,7 @@ class ScanMode(WindowMode):
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an op, then examine it."""
-        if self.cannot_look or not self.complete:
+        if self.cannot_look or self.full:
             return func(*args, **kwargs)
         phase = self.phase()
         if self._effects.has_copies and not func.is_view:
@@ -164,10 +162,8 @@ class ScanMode(WindowMode):
         def look() -> None:
             results = [x for x in tensors_in(result) if x.is_floating_point() and not _is_elsewhere(x)]
             if results:
-                name, where = op_name(func), Where("", "", *op_lines())
-                self._effects.after(
-                    Call(func, args, kwargs, name, phase, where, self.micro_step, {}, results, self._limit, results)
-                )
+                where = Where("", "", *op_lines())
+                self._effects.after(Call(func, args, kwargs, phase, where, self.micro_step, {}, results, self._limit))
 
         self.guarded(look)
         return result
@@ -203,19 +199,18 @@ class ScanMode(WindowMode):
             return
         sums = bool(results) and results[0].dtype in HALF and self._sums.sums(name)
         stays = any(x is not None for x in self._samples_before)
-        follows = sums or stays or self._audit.follows(name) or self._differences.follows(name)
-        follows |= phase == "optimizer" or self._casts.expects(name) or self._floors.follows(name)
+        follows = sums or stays or name in _FOLLOWED_ASIDE or phase == "optimizer" or self._casts.expects(name)
         data = phase == "script" and self._in_time(results)
-        follows |= data and (self._effects.follows_some or self._sums.has_moments or self._sums.averages(name))
+        follows |= data and (self._effects.follows_some or self._sums.follows(name))
         follows |= self._casts.wraps(name, whole)
         if not (whole or stays) or not follows or name in UNINITIALISED:
             if within and args and isinstance(args[0], Tensor):
                 self._differences.written(args[0])
             return
         where = Where("", "", *op_lines())
-        call = Call(func, args, kwargs, name, phase, where, self.micro_step, swapped, results, self._limit, whole)
+        call = Call(func, args, kwargs, phase, where, self.micro_step, swapped, whole, self._limit)
         if stays:
-            self._audit.updated(name, str(func), phase, args, kwargs, self._samples_before, where, self.micro_step)
+            self._audit.updated(call, self._samples_before)
         if data:
             self._effects.after(call)
         if phase == "script":
@@ -253,7 +248,6 @@ class ScanMode(WindowMode):
     def _look(self, func: Any, args: Any, kwargs: Any, swapped: dict[int, Tensor], sequence: int, result: Any) -> None:
         """After an op of a module, the loss code or the backward pass: examine it."""
         name, phase, whole = op_name(func), self.phase(), list(tensors_in(result))
-        results = [x for x in whole if x.is_floating_point()]
         if not func.is_view and not name.endswith("_"):
             self._audit.note_new(name, result)
         if phase == "backward" and (not func.is_view or name == "detach"):
@@ -263,7 +257,7 @@ class ScanMode(WindowMode):
         where = self.where(phase, sequence)
         if phase == "recompute":
             return  # the op was examined in the forward pass
-        call = Call(func, args, kwargs, name, phase, where, self.micro_step, swapped, results, self._limit, whole)
+        call = Call(func, args, kwargs, phase, where, self.micro_step, swapped, whole, self._limit)
         if phase in _FORWARD:
             self._effects.after(call)
             self.trails.after(call)
@@ -276,14 +270,14 @@ class ScanMode(WindowMode):
             self._saturation.flushed(call)
             self._saturation.backward(call)
         if any(x is not None for x in self._samples_before):
-            self._audit.updated(name, call.op, phase, args, kwargs, self._samples_before, where, self.micro_step)
+            self._audit.updated(call, self._samples_before)
         self._sums.after(call)
-        if not func.is_view and (results or call.operands):
+        if not func.is_view and (call.results or call.operands):
             self.ops += 1
             if phase == "loss" and not where.root:
                 return  # coverage is kept per module
-            counts = call.counts(results[0]) if results else None
-            self.coverage.note(call, _dtypes(call.operands), _dtypes(results), counts)
+            counts = call.counts(call.results[0]) if call.results else None
+            self.coverage.note(call, _dtypes(call.operands), _dtypes(call.results), counts)
             if counts is not None:
                 self._repeats.note(call, counts)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 from precdoctor.recording import kernels
 from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.model import tensor_leaves
-from precdoctor.recording.ops.dispatched_ops import tensors_in
+from precdoctor.recording.ops.dispatched_ops import op_name, tensors_in
 from precdoctor.recording.ops.op_facts import in_fp64
 from precdoctor.recording.ops.source_lines import Line
 
@@ -78,40 +79,44 @@ class Call:
     """An op that has run.
 
     Attributes:
-        name: its name without namespace and overload: ``mul_`` for ``aten.mul_.Tensor``.
         phase: of the step, as :meth:`WindowMode.phase` returns it.
         swapped: copies of operands from before an in-place op, by ``id``.
-        results: its floating-point results, including tensors written in place.
+        whole: its results, including tensors written in place.
         limit: it is not run again if its operands have more elements together.
     """
 
     func: Any
     args: Any
     kwargs: Any
-    name: str
     phase: str
     where: Where
     micro_step: int
     swapped: Mapping[int, Tensor]
-    results: list[Tensor]
+    whole: Sequence[Tensor]
     limit: int
-    #: All of its results, including integers and Booleans.
-    whole: Sequence[Tensor] = ()
-    _counts: dict[int, Counts | None] = field(default_factory=dict)
-    _exact: list[Tensor] | None = None
-    _tried: bool = False
+    _counts: dict[int, Counts | None] = field(init=False, default_factory=dict)
 
     @property
     def op(self) -> str:
         """The full name, such as ``aten.mul_.Tensor``."""
         return str(self.func)
 
-    @property
+    @functools.cached_property
+    def name(self) -> str:
+        """The name without namespace and overload: ``mul_`` for ``aten.mul_.Tensor``."""
+        return op_name(self.func)
+
+    @functools.cached_property
     def plain_name(self) -> str:
         """The name without the trailing underscore of in-place ops."""
         return self.name.rstrip("_")
 
-    @property
+    @functools.cached_property
+    def results(self) -> list[Tensor]:
+        """Its floating-point results."""
+        return [x for x in self.whole if x.is_floating_point()]
+
+    @functools.cached_property
     def operands(self) -> list[Tensor]:
         """Its floating-point operands; after an in-place op these objects hold its result (see :meth:`before`)."""
         return [x for x in tensors_in((self.args, self.kwargs)) if x.is_floating_point()]
@@ -130,12 +135,10 @@ class Call:
         """Return the counts of the operands as the op read them."""
         return [c for x in self.operands if (c := self.counts(self.before(x))) is not None]
 
+    @functools.cached_property
     def exact(self) -> list[Tensor] | None:
-        """Return its results in FP64 from the operands it read; None if it cannot be run again."""
-        if not self._tried:
-            self._tried = True
-            self._exact = self.again({})
-        return self._exact
+        """Its results in FP64 from the operands it read; None if it cannot be run again."""
+        return self.again({})
 
     def again(self, replaced: Mapping[int, Tensor]) -> list[Tensor] | None:
         """Return its results in FP64 with some operands replaced, by ``id``; None if it cannot be run again."""

@@ -114,15 +114,9 @@ class Sums:
         if call.phase in _MOMENT_PHASES:
             self._follow_moments(call)
 
-    @property
-    def has_moments(self) -> bool:
-        """Whether there are moments to follow."""
-        return len(self._moments) > 0
-
-    @staticmethod
-    def averages(name: str) -> bool:
-        """Return whether an op of this name makes a moment or its terms."""
-        return name in _MOMENTS or name in _SQUARES
+    def follows(self, name: str) -> bool:
+        """Return whether there are moments to follow, or an op of this name makes one or its terms."""
+        return len(self._moments) > 0 or name in _MOMENTS or name in _SQUARES
 
     @staticmethod
     def sums(name: str) -> bool:
@@ -141,7 +135,7 @@ class Sums:
         if self._places.get(place, 0) >= _MAX_PER_PLACE:
             return
         self._places[place] = self._places.get(place, 0) + 1
-        exact = call.exact()
+        exact = call.exact
         if exact is None:
             return
         result = call.results[0]
@@ -272,7 +266,7 @@ class Sums:
         terms = call.operands[0] if call.operands else None
         if terms is None or result.numel() < 2 or 2 * result.numel() > terms.numel():
             return
-        if (exact := call.exact()) is not None:
+        if (exact := call.exact) is not None:
             self._keep(result, _Moment(exact[0], "mean-of-products" if self._products.get(terms) else "mean"))
 
     def _made_of(self, call: Call, given: dict[int, _Moment], value: Tensor, difference: _Moment | None) -> _Moment:

@@ -114,7 +114,7 @@ class Trails:
         place = (kind, call.where, call.op)
         if self._places.get(place, 0) >= _MAX_PER_PLACE or any(c.bad for c in call.operand_counts()):
             return
-        exact = call.exact()
+        exact = call.exact
         if exact is None:
             return
         wide = [(x, value, _affected(kind, x, value)) for x, value in zip(results, exact, strict=not several)]
@@ -171,7 +171,7 @@ class Trails:
             wrong &= seen != 0
         if trail.kind == "overflow" and trail.hidden_by is None:
             wrong &= False  # the infinity is still visible, so nothing is hidden yet
-        if bool(wrong.any()) and (alone := call.exact()) is not None:
+        if bool(wrong.any()) and (alone := call.exact) is not None:
             wrong &= ~((alone[number] - value).abs() <= _DAMAGE * size)  # this op's own rounding did it, not the trail
         if bool(wrong.any()):
             self._note_damage(call, trail, number, wrong, value)
