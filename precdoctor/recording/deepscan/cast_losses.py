@@ -15,7 +15,7 @@ from precdoctor.numerics.nonfinite import op_names
 from precdoctor.recording import kernels
 from precdoctor.recording.deepscan.effects import Effects
 from precdoctor.recording.deepscan.scan_facts import Event, Findings, op_reference, worst
-from precdoctor.recording.deepscan.scanned_op import Call
+from precdoctor.recording.deepscan.scanned_op import Call, beside_channels
 from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.ops.dispatched_ops import tensors_in
 from precdoctor.recording.ops.storage_notes import Notes
@@ -52,8 +52,8 @@ _MOVES = op_names("add sub rsub")
 _GONE = 0.5
 #: From this share of flushed elements on, the effect of an FP8 cast is followed even if their magnitude is negligible.
 _MANY = 0.25
-#: Least number of elements per channel, and of channels.
-_PER_CHANNEL, _CHANNELS = 8, 4
+#: Least number of channels.
+_CHANNELS = 4
 #: Least number of samples of data whose features are examined; a feature is noted from this share of its variance on
 #: that is rounding error.
 _SAMPLES, _ROUNDED = 16, 0.1
@@ -299,10 +299,9 @@ def _range(x: Tensor) -> _Range:
 def _channels_gone(x: Tensor, y: Tensor) -> float:
     """Return the share of channels that lose half their energy in a cast; in the worst dimension."""
     shares = [0.0]
-    for dim in {1} if x.dim() == 4 else {0, x.dim() - 1} if x.dim() > 1 else ():
-        others = [d for d in range(x.dim()) if d != dim]
+    for others in beside_channels(x):
         energy = x.square().sum(others)
-        if x.shape[dim] < _CHANNELS or x.numel() < _PER_CHANNEL * x.shape[dim] or not bool(energy.isfinite().all()):
+        if energy.numel() < _CHANNELS or not bool(energy.isfinite().all()):
             continue
         gone = (x - y).square().sum(others) >= _GONE * energy
         shares.append(float((gone & (energy > 0)).sum()) / max(int((energy > 0).sum()), 1))

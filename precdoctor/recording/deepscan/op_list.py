@@ -111,10 +111,6 @@ class OpMode(WindowMode):
         if type(module).__name__ == "OptimizedModule":
             self.enter_region(module, args)
 
-    def module_left(self, module: nn.Module, result: Any) -> None:
-        """End the call of a compiled module that has returned or raised."""
-        self.leave_region(module, result)
-
     def enter_region(self, owner: Any, args: Any, place: tuple[str, str] | None = None) -> None:
         """Begin a call of compiled code.
 
@@ -133,8 +129,8 @@ class OpMode(WindowMode):
         where = Where(*(place or (self.modules[-1] if self.modules else ("", ""))), innermost_user_line(past_own=True))
         self._region = _Region(owner, *self.table.begin(operands), where)
 
-    def leave_region(self, owner: Any, result: Any) -> None:
-        """End a call of compiled code; ``result`` is None if it raised or the result is unknown."""
+    def module_left(self, owner: Any, result: Any) -> None:
+        """End a call of compiled code, of a module or a function; ``result`` is None if it raised or is unknown."""
         region = self._region
         if region is not None and region.owner is owner:
             self._region = None
@@ -244,7 +240,7 @@ class OpList:
             return None
         place = self._context.names.find(owner) if issubclass(type(owner), nn.Module) else None
         mode.enter_region(owner, args, (place.root, place.module) if place is not None else None)
-        return lambda result: mode.leave_region(owner, result)
+        return lambda result: mode.module_left(owner, result)
 
     def ended(self, mode: WindowMode) -> None:
         """Hand the rows over for output, and log the outcome: the step is over."""

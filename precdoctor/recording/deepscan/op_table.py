@@ -17,7 +17,7 @@ from precdoctor.recording.deepscan.scanned_op import Where
 from precdoctor.recording.deepscan.targets import Targets
 from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.model import tensor_leaves
-from precdoctor.recording.ops.dispatched_ops import storage_key
+from precdoctor.recording.ops.dispatched_ops import named_arguments, storage_key
 from precdoctor.recording.ops.op_facts import plain_setting
 from precdoctor.recording.ops.storage_notes import Notes
 from precdoctor.recording.ops.tensor_facts import dtype_name
@@ -25,6 +25,8 @@ from precdoctor.runlog.caps import shortened
 
 #: Number of elements converted to FP64 at a time.
 _PIECE = 64 * sketch.TILE
+#: Makes a fingerprint an unsigned number of 64 bits.
+_UNSIGNED = 0xFFFF_FFFF_FFFF_FFFF
 #: By element size of integers, the dtype as which they are fingerprinted: only bits count.
 _BITS = {8: torch.float64, 4: torch.float32, 2: torch.float16, 1: torch.float8_e4m3fn}
 
@@ -50,7 +52,7 @@ def print_of(x: Tensor) -> Print:
     dense = dense.detach()
     ints, floats = kernels.measured(dense, fingerprint=True)
     nan, pos_inf, neg_inf = (int(ints[i]) for i in (at.NAN, at.POS_INF, at.NEG_INF))
-    fingerprint = int(ints[at.FINGERPRINT]) & 0xFFFF_FFFF_FFFF_FFFF
+    fingerprint = int(ints[at.FINGERPRINT]) & _UNSIGNED
     if int(ints[at.NUMEL]) == nan + pos_inf + neg_inf:
         return Print(fingerprint, nan, pos_inf, neg_inf)
     amax, total, squares = (float(floats[i]) for i in (at.AMAX, at.SUM, at.SUM_SQ))
@@ -68,7 +70,7 @@ def _fingerprint_of_bits(x: Tensor) -> int | None:
     if torch._C._functorch.maybe_current_level() is not None or x.element_size() not in _BITS:
         return None
     ints, _ = kernels.measured(x.detach().view(_BITS[x.element_size()]), fingerprint=True)
-    return int(ints[at.FINGERPRINT]) & 0xFFFF_FFFF_FFFF_FFFF
+    return int(ints[at.FINGERPRINT]) & _UNSIGNED
 
 
 def sketch_of(x: Tensor) -> list[float]:
@@ -201,10 +203,8 @@ class OpTable:
 
 def settings_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
     """Return an op's arguments that are numbers, dtypes or short lists of numbers, as JSON; None without any."""
-    schema = func._schema.arguments
-    given = [(schema[i].name if i < len(schema) else str(i), a) for i, a in enumerate(args)] + list(kwargs.items())
     found = {}
-    for name, value in given:
+    for name, value in named_arguments(func, args, kwargs):
         plain = plain_setting(value)
         if plain is None or (isinstance(plain, list) and len(plain) > _MAX_LIST):
             continue

@@ -14,6 +14,7 @@ A loss that takes probabilities for log-probabilities rewards them without their
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from precdoctor.numerics.nonfinite import op_names
 from precdoctor.recording.deepscan.scan_facts import Event, Findings, op_reference
-from precdoctor.recording.deepscan.scanned_op import Call
+from precdoctor.recording.deepscan.scanned_op import Call, beside_channels
 from precdoctor.recording.model import static
 
 #: Backward ops of functions that are flat beyond a bound.
@@ -47,8 +48,6 @@ _PASSES = op_names("_to_copy clone")
 _MAX_NORMALISED = 256
 #: A fact is noted from these shares of the gradient and of channels on; the least number of elements or rows.
 _NOTED, _CHANNELS, _LEAST = 0.5, 0.25, 8
-#: Least number of elements of a channel: through a single one either everything passes or nothing.
-_PER_CHANNEL = 8
 #: A softmax is noted up to this median over rows of (1 - sum of squares), relative to equal probabilities.
 _OPEN = 1.0 / 16
 #: Scores below this are masks.
@@ -79,7 +78,7 @@ class Saturation:
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
-        self._places: dict[Any, int] = {}
+        self._places: Counter[Any] = Counter()
         #: Normalised tensors, with the function that was applied and the op that did.
         self._normalised: static.ByIdentity[Tensor, _Normalised] = static.ByIdentity()
 
@@ -153,9 +152,9 @@ class Saturation:
         place = (call.where, call.op, tuple(result.shape))
         if counts is None or counts.bad or counts.zero < _FLUSHED * counts.numel:
             return
-        if self._places.get(place, 0) >= _MAX_PER_PLACE or all(c.zero == c.numel for c in call.operand_counts()):
+        if self._places[place] >= _MAX_PER_PLACE or all(c.zero == c.numel for c in call.operand_counts()):
             return
-        self._places[place] = self._places.get(place, 0) + 1
+        self._places[place] += 1
         exact = call.exact
         if exact is None:
             return
@@ -216,10 +215,7 @@ class Saturation:
 def channels_hit(hit: Tensor, possible: Tensor) -> float:
     """Return the share of channels in which all that could be hit was; in the dimension with the largest share."""
     shares = [0.0]
-    for dim in {1} if hit.dim() == 4 else {0, hit.dim() - 1} if hit.dim() > 1 else ():
-        others = [d for d in range(hit.dim()) if d != dim]
-        if hit.numel() < _PER_CHANNEL * hit.shape[dim]:
-            continue
+    for others in beside_channels(hit):
         could = possible.sum(others)
         whole = (hit.sum(others) == could) & (could > 0)
         shares.append(float(whole.sum()) / max(int((could > 0).sum()), 1))

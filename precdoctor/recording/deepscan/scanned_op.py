@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,8 @@ from precdoctor.recording.ops.dispatched_ops import op_name, tensors_in
 from precdoctor.recording.ops.op_facts import in_fp64
 from precdoctor.recording.ops.source_lines import Line
 
+#: Least number of elements of a channel: through a single one either everything passes or nothing.
+_PER_CHANNEL = 8
 HALF = frozenset((torch.float16, torch.bfloat16))
 FLOATS = HALF | {torch.float32}
 
@@ -72,6 +74,16 @@ def count(x: Tensor) -> Counts | None:
         amax=float(floats[at.AMAX]) if finite else None,
         amin_nonzero=float(floats[at.AMIN]) if finite > ints[at.HIST] else None,
     )
+
+
+def beside_channels(x: Tensor) -> Iterator[list[int]]:
+    """Yield the other dimensions for each that may be the channels: of four the second, else the first and the last.
+
+    A dimension with fewer than 8 elements per channel is left out.
+    """
+    for dim in {1} if x.dim() == 4 else {0, x.dim() - 1} if x.dim() > 1 else ():
+        if x.numel() >= _PER_CHANNEL * x.shape[dim]:
+            yield [d for d in range(x.dim()) if d != dim]
 
 
 @dataclass

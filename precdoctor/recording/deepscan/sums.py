@@ -10,6 +10,7 @@ their effect.
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -90,7 +91,7 @@ class Sums:
 
     def __init__(self, findings: Findings, effects: Effects) -> None:
         self._findings, self._effects = findings, effects
-        self._places: dict[Any, int] = {}
+        self._places: Counter[Any] = Counter()
         self._totals: dict[Any, _Total] = {}
         self._moments: static.ByIdentity[Tensor, _Moment] = static.ByIdentity()
         self._products: static.ByIdentity[Tensor, bool] = static.ByIdentity()
@@ -132,9 +133,9 @@ class Sums:
             if (size := _multiplications(call)) > _MAX_PRODUCT:
                 return
             place = (call.op, size)
-        if self._places.get(place, 0) >= _MAX_PER_PLACE:
+        if self._places[place] >= _MAX_PER_PLACE:
             return
-        self._places[place] = self._places.get(place, 0) + 1
+        self._places[place] += 1
         exact = call.exact
         if exact is None:
             return

@@ -10,6 +10,7 @@ more than half of the FP64 value, the damage is done and no longer visible: a fa
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,7 +64,7 @@ class Trails:
     def __init__(self, findings: Findings, effects: Effects, room: Room) -> None:
         self._findings, self._effects = findings, effects
         self._shadows: Shadows[_Trail] = Shadows(room, _MAX_SHADOWS)
-        self._places: dict[Any, int] = {}
+        self._places: Counter[Any] = Counter()
         self.begun = 0
         self.lost = 0
 
@@ -112,7 +113,7 @@ class Trails:
         else:
             return
         place = (kind, call.where, call.op)
-        if self._places.get(place, 0) >= _MAX_PER_PLACE or any(c.bad for c in call.operand_counts()):
+        if self._places[place] >= _MAX_PER_PLACE or any(c.bad for c in call.operand_counts()):
             return
         exact = call.exact
         if exact is None:
@@ -122,7 +123,7 @@ class Trails:
         possible = sum(int((torch.isfinite(value) & (value != 0)).sum()) for _, value, _ in wide)
         if not many or (kind == "underflow" and many < _FLUSHED * possible):
             return
-        self._places[place] = self._places.get(place, 0) + 1
+        self._places[place] += 1
         self.begun += 1
         event = self._findings.event_of(call, closely=True)
         sizes = torch.cat([value[hit].abs() for _, value, hit in wide])

@@ -57,18 +57,13 @@ def risky_lines(line: Line, computed: Collection[int], *, own: bool) -> list[Lin
         called = [by_name[n] for n in _called(reader) if n in by_name]
         makers += [(r, f) for f in called for r in _own(f) if isinstance(r, ast.Return)]
         for maker, place in makers:
-            if id(maker) not in followed and _is_unseen(maker, computed):
+            if id(maker) not in followed and not any(_holds(maker, number) for number in computed):
                 followed.add(id(maker))
                 found.update(dict.fromkeys(_risks(maker)))
                 waiting.append((maker, place))
     if own:
         found.update(dict.fromkeys(_risks(first)))
     return [Line(line.file, number) for number in list(found)[:_MOST_LINES]]
-
-
-def _is_unseen(statement: ast.stmt, computed: Collection[int]) -> bool:
-    """Return whether no line of the statement is among ``computed``."""
-    return not any(statement.lineno <= number <= (statement.end_lineno or statement.lineno) for number in computed)
 
 
 def _parsed(file: str) -> ast.Module | None:

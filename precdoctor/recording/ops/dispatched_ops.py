@@ -61,6 +61,12 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
+def named_arguments(func: Any, args: Any, kwargs: Any) -> list[tuple[str, Any]]:
+    """Return the arguments given to an op, each with its name."""
+    schema = func._schema.arguments
+    return [(schema[i].name if i < len(schema) else str(i), a) for i, a in enumerate(args)] + list(kwargs.items())
+
+
 def written_by(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """Return the floating-point and complex arguments that an op writes to."""
     found: list[Tensor] = []
@@ -73,7 +79,7 @@ def written_by(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
 
 def _statistics(func: Any, args: Any) -> list[Tensor]:
     """Return the running statistics that older batch norm ops write to in training, which their schema hides."""
-    named = {a.name: x for a, x in zip(func._schema.arguments, args, strict=False)}
+    named = dict(named_arguments(func, args, {}))
     if not named.get("training", named.get("train")):
         return []
     return [x for n in ("running_mean", "running_var") if isinstance(x := named.get(n), Tensor)]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from precdoctor.recording.ops.dispatched_ops import is_out_variant, op_name, tensors_in
+from precdoctor.recording.ops.dispatched_ops import is_out_variant, named_arguments, op_name, tensors_in
 from precdoctor.recording.ops.tensor_facts import describe, dtype_name, value_at
 from precdoctor.recording.process import attach
 
@@ -88,7 +88,6 @@ def closer_look(
     operands: list[dict[str, Any]] = []
     integers: list[dict[str, Any]] = []
     settings: dict[str, Any] = {}
-    schema = func._schema.arguments
     described = [describe(r) for r in results]
     at = next((i for i, r in enumerate(described) if "first_bad" in r), None)
     bad = described[at] if at is not None else None
@@ -96,8 +95,7 @@ def closer_look(
         spot = (bad["first_bad"], torch.Size(bad["shape"]))
     elif spot is not None and all(r.shape != spot[1] for r in results):
         spot = None
-    named = [(schema[i].name if i < len(schema) else str(i), a) for i, a in enumerate(args)] + list(kwargs.items())
-    for name, argument in named:
+    for name, argument in named_arguments(func, args, kwargs):
         for x in _as_list(argument):
             if isinstance(x, Tensor):
                 if len(operands) < _MAX_OPERANDS and (x.is_floating_point() or x.is_complex()):
