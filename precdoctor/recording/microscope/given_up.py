@@ -111,24 +111,22 @@ class GivenUp:
         end = "; the run has ended"
         self._judge_trained(end)
         is_about_nonfinite = tells_of_nonfinite()
-        look = _computed if is_about_nonfinite else _variables
-        variables = (x for call in calls_left()[:_MAX_FRAMES] for x in look(call.tb_frame))
+        frames = [call.tb_frame for call in calls_left()[:_MAX_FRAMES]]
+        variables = (x for f in frames for x in (_computed(_read(f)) if is_about_nonfinite else _variables(f)))
         main = static.own(sys.modules.get("__main__"))
         self._look(self._without_gradients(), itertools.chain(variables, _losses(main)), end)
         if self._is_over() or not is_about_nonfinite:
             return
         if any(c.tb_frame.f_code.co_name == "_engine_run_backward" for c in calls_left()):  # the user's anomaly mode
             self._examine("gradients", "a value in the backward pass", end)
-        elif call := self._call_that_raised() or self._call_left():
+            return
+        raised = (c for c in reversed(self._scene.calls_in_progress) if not c.returned)
+        if call := next(raised, None) or self._call_left():
             self._examine("outputs", "a value in a forward pass", end, calls=[call], is_certain=False)
 
     def _without_gradients(self) -> list[RootCall]:
         """Return the calls of the step in progress that autograd has recorded and no backward pass has reached yet."""
         return [c for c in self._scene.calls_in_progress if c.makers and not c.has_gradient]
-
-    def _call_that_raised(self) -> RootCall | None:
-        """Return the last call of the step in progress that has not returned; None if there is none."""
-        return next((c for c in reversed(self._scene.calls_in_progress) if not c.returned), None)
 
     def _call_left(self) -> RootCall | None:
         """Keep the outermost module call that the exception has left, if any, and return it.
@@ -227,10 +225,8 @@ def _bad_ones(calls: Sequence[RootCall]) -> list[RootCall]:
 
 
 def _losses(variables: Mapping[str, Any]) -> Iterator[Tensor]:
-    """Yield the variables that may be losses: plain floating-point scalars that autograd has computed."""
-    for x in list(variables.values()):
-        if type(x) is Tensor and x.grad_fn is not None and x.numel() == 1 and x.is_floating_point():
-            yield x
+    """Return the variables that may be losses: plain floating-point scalars that autograd has computed."""
+    return (x for x in _computed(variables) if x.numel() == 1)
 
 
 def _variables(frame: FrameType) -> Iterator[Tensor]:
@@ -239,9 +235,9 @@ def _variables(frame: FrameType) -> Iterator[Tensor]:
         yield from _losses(_read(frame))
 
 
-def _computed(frame: FrameType) -> Iterator[Tensor]:
-    """Yield the plain floating-point tensors that autograd has computed among the variables of a frame."""
-    for x in list(_read(frame).values()):
+def _computed(variables: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Yield the plain floating-point tensors that autograd has computed among the variables."""
+    for x in list(variables.values()):
         if type(x) is Tensor and x.grad_fn is not None and x.is_floating_point():
             yield x
 

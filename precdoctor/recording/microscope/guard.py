@@ -62,7 +62,7 @@ class Guard:
         self._weights: static.ByIdentity[torch.optim.Optimizer, Layout] = static.ByIdentity()
         #: The gradient amax of the step in progress; None if it was not read.
         self._gradient: float | None = None
-        self._last_gradients.forget()
+        self._last_gradients.left = None
         #: Whether a buffer of a trained model has been non-finite since an earlier step.
         self._poisoned_before = False
         #: For a step with a closure: whether the optimizer has written to weights already; whether it can be skipped.
@@ -315,7 +315,7 @@ class Guard:
             if (finite := math.isfinite(known)) or look.of is None:
                 self._gradient = known
                 if finite and look.late is not None:
-                    self._last_gradients.leave(self._context.step, look.late)
+                    self._last_gradients.left = self._context.step, look.late
                 return not finite
         # Either not read yet, or bad before clipping by value, which makes infinities finite.
         self._gradient = largest(amax(gradients_of(parameters_of(optimizer))))

@@ -29,14 +29,6 @@ class LastGradients:
         self.left: tuple[int, Deferred] | None = None
         context.when_closing.append(self._judge_at_end)
 
-    def forget(self) -> None:
-        """Forget the amax, in a forked child."""
-        self.left = None
-
-    def leave(self, step: int, amax: Deferred) -> None:
-        """Keep an amax that is not judged in its own step."""
-        self.left = step, amax
-
     def take(self, step: int) -> Callable[[], None] | None:
         """Return a function that judges an earlier step's amax, to call once the device is past it; else None."""
         if self.left is None or self.left[0] == step:

@@ -58,8 +58,9 @@ class LossCode:
         self.forward_begins: Callable[[], None] = lambda: None
         #: By type of node: the names of its attributes with saved tensors, and of the op's arguments saved there.
         self._kinds: dict[type, tuple[tuple[str, str], ...]] = {}
-        #: Numbers of nodes that may still be kept in this step; the count of clears they belong to.
-        self._room, self._room_between, self._clears = _MAX_WHOLE, _MAX_BETWEEN, scene.clears
+        #: Numbers of nodes that may still be kept in this step.
+        self._room, self._room_between = _MAX_WHOLE, _MAX_BETWEEN
+        scene.when_cleared.append(self._reset_limits)
         scene.graph_behind = self.behind
         context.when_closing.append(self.close)
         context.when_forked.append(self._reset)
@@ -165,9 +166,8 @@ class LossCode:
             self.close()
 
     def _reset_limits(self) -> None:
-        """Reset the limits of nodes if the scene was cleared meanwhile."""
-        if self._clears != self._scene.clears:
-            self._room, self._room_between, self._clears = _MAX_WHOLE, _MAX_BETWEEN, self._scene.clears
+        """Reset the limits of nodes: the scene was cleared."""
+        self._room, self._room_between = _MAX_WHOLE, _MAX_BETWEEN
 
     def close(self) -> None:
         """Stop noting: a top-level module or ``backward`` begins, or the step ends."""
@@ -203,7 +203,6 @@ class LossCode:
             return None
         root = roots[0]
         given = static.tensors(gradients) if gradients is not None else None
-        self._reset_limits()
         bad = is_bad(root) if loss is None or root.numel() != 1 else not math.isfinite(loss)
         limit = _MAX_WHOLE if bad else _MAX_MEASURED if self._context.live else _MAX_NODES
         walk = _Walk(self._scene, self._kinds, min(self._room, limit))
@@ -219,7 +218,6 @@ class LossCode:
 
     def behind(self, x: Tensor) -> LossGraph | None:
         """Return the graph of code between two modules that made a tensor; None if none did, or no room is left."""
-        self._reset_limits()
         if not self.supported or self._room_between <= 0 or x.grad_fn is None:
             return None
         walk = _Walk(self._scene, self._kinds, self._room_between)

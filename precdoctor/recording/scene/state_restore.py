@@ -11,7 +11,7 @@ import struct
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -183,15 +183,10 @@ class Autocast:
             _states_while_off[key] = states
         return states
 
-    @staticmethod
-    @contextlib.contextmanager
-    def off() -> Iterator[None]:
+    @classmethod
+    def off(cls) -> contextlib.AbstractContextManager[None]:
         """Disable autocast on every type of device inside the context."""
-        with contextlib.ExitStack() as stack:
-            for device in DEVICES:
-                if torch.is_autocast_enabled(device):
-                    stack.enter_context(torch.autocast(device, enabled=False))
-            yield
+        return cls.again([replace(state, enabled=False) for state in cls.now()])
 
     @staticmethod
     @contextlib.contextmanager

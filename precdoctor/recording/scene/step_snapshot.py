@@ -73,8 +73,7 @@ class Scene:
         #: Called before the step is refused because it calls modules too often.
         self.when_full: Callable[[], object] = lambda: None
         self.deliveries = Deliveries(context)
-        #: Number of calls of :meth:`clear`, and callbacks that it runs.
-        self.clears = 0
+        #: Callbacks that :meth:`clear` runs.
         self.when_cleared: list[Callable[[], None]] = []
         context.when_forked.append(self.clear)
 
@@ -88,7 +87,6 @@ class Scene:
         self.losses = []
         self.grad_calls = []
         self.running_grad_call = None
-        self.clears += 1
         for callback in self.when_cleared:
             callback()
         self.refused, self.transformed = None, False
@@ -136,9 +134,9 @@ class Scene:
             call.bound = {name: keep(x) for name, x in parameters.items()}
             call.computed = frozenset(name for name, x in parameters.items() if x.grad_fn is not None)
         for _, x, _ in versions:
-            self._afford(x)
+            self.affords(x, None)
         for x in call.bound.values():
-            self._afford(x)
+            self.affords(x, None)
         if self._bytes_left < 0:
             self._refuse("its inputs exceed --scene-memory")
             return None
@@ -279,19 +277,11 @@ class Scene:
         self.clear()
         self.refused = why
 
-    def _afford(self, x: Tensor) -> None:
-        """Subtract a tensor's memory from what is left, once per storage; what is left may become negative."""
-        if x.layout is not torch.strided or (type(x) not in _EXACT and tensor_leaves.is_wrapped(x)) or _BATCHED(x):
-            return
-        if (storage := x.untyped_storage())._cdata not in self._storages:
-            self._storages.add(storage._cdata)
-            self._bytes_left -= storage.nbytes()
-
-    def affords(self, x: Tensor, share: float = 1.0) -> bool:
+    def affords(self, x: Tensor, share: float | None = 1.0) -> bool:
         """Return whether a tensor fits into ``share`` of the memory left, and subtract its memory if it does.
 
         True for wrapped and non-strided tensors, which are not counted; false for batched ones, which end with their
-        batch.
+        batch. With a share of None its memory is subtracted anyway; what is left may become negative.
         """
         if _BATCHED(x):
             return False
@@ -300,7 +290,8 @@ class Scene:
         storage = x.untyped_storage()
         if (key := storage._cdata) in self._storages:
             return self._bytes_left >= 0
-        if (size := storage.nbytes()) > self._bytes_left * share:
+        size = storage.nbytes()
+        if share is not None and size > self._bytes_left * share:
             return False
         self._storages.add(key)
         self._bytes_left -= size
