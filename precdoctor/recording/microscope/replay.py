@@ -205,6 +205,20 @@ def copied_arguments(call: RootCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return tensor_leaves.mapped(call.args, copy, objects=True), tensor_leaves.mapped(call.kwargs, copy, objects=True)
 
 
+def leaves_of(arguments: Any) -> list[tuple[str, Tensor]]:
+    """Return name and tensor of the leaves among copied arguments that need a gradient."""
+    return [(n, x) for n, x in tensor_leaves.tensors(arguments, objects=True) if x.requires_grad and x.is_leaf]
+
+
+def with_gradients(result: Any, brought: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Return the outputs of a replay with copies of the gradients that the run computed for them, by name."""
+    return [
+        (x, brought[name].clone())
+        for name, x in tensor_leaves.floating(result)
+        if name in brought and x.requires_grad and brought[name].shape == x.shape
+    ]
+
+
 def _note_arguments(tracer: Tracer, call: RootCall, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
     """Note which copies are arguments computed by other code, and which are the batch."""
     given: dict[Any, Any] = {**dict(enumerate(arguments[0])), **arguments[1]}
@@ -214,12 +228,11 @@ def _note_arguments(tracer: Tracer, call: RootCall, arguments: tuple[tuple[Any, 
 
 def _judge_outputs(done: Replay, call: RootCall, result: Any) -> None:
     """Note bad outputs, and compare outputs with those of the run."""
-    originals = {name: kept for name, kept, version in call.outputs if tensor_leaves.version(kept) == version}
     for name, x in tensor_leaves.floating(result):
         bad = badness(x.detach())
         if bad:
             done.bad_outputs.append((name, bad, done.tracer.source(x)))
-        original = originals.get(name)
+        original = call.output(name)
         if original is not None and original.shape == x.shape and original.dtype == x.dtype:
             done.compared += 1
             done.equal += same_bits(original, x.detach())
@@ -250,17 +263,11 @@ def _backward(
     alone: bool,
 ) -> None:
     """Replay the backward pass of a root call, and note bad gradients."""
-    pairs = [
-        (x, done.tracer.forget(brought[name].clone()))
-        for name, x in tensor_leaves.floating(result)
-        if name in brought and x.requires_grad and brought[name].shape == x.shape
-    ]
+    pairs = [(x, done.tracer.forget(grad)) for x, grad in with_gradients(result, brought)]
     if not pairs:
         return
     inputs: dict[str, Tensor] = {f"weight {n}": p for n, p in weights.items() if p.requires_grad}
-    inputs |= {
-        f"argument {n}": x for n, x in tensor_leaves.tensors(arguments, objects=True) if x.requires_grad and x.is_leaf
-    }
+    inputs |= {f"argument {n}": x for n, x in leaves_of(arguments)}
     leaves_in = list(inputs.values())
     if not leaves_in:
         return

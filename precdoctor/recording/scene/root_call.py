@@ -80,6 +80,11 @@ class RootCall:
         """Whether a backward pass or ``torch.autograd.grad`` has reached an output."""
         return bool(self.gradients or self.lost or self.grad_call_gradients)
 
+    def output(self, name: str) -> Tensor | None:
+        """Return the last output of this name as the run made it; None if not kept, or written to since."""
+        kept = (x for own, x, version in reversed(self.outputs) if own == name and tensor_leaves.version(x) == version)
+        return next(kept, None)
+
     @property
     def changed(self) -> list[str]:
         """Names of arguments written to since the call began."""

@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording.microscope.replay import copied_arguments, eager, gradients_aside, same_bits
+from precdoctor.recording.microscope.replay import (
+    copied_arguments,
+    eager,
+    gradients_aside,
+    leaves_of,
+    same_bits,
+    with_gradients,
+)
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Names, unwrap
 from precdoctor.recording.ops.dispatched_ops import take_gradients
@@ -108,9 +115,8 @@ def _run_reduced(done: Compared, mode: Watching, walk: Reduced, module: nn.Modul
         result = module(*args, **kwargs)
     _count_equal(done, call, result)
     parameters = {n: p for n, p in static.named_parameters(module) if p.requires_grad}
-    given = (x for _, x in tensor_leaves.tensors([args, kwargs], objects=True) if x.requires_grad and x.is_leaf)
-    inputs = [*parameters.values(), *given]
-    pairs = _pairs(call, result)
+    inputs = [*parameters.values(), *(x for _, x in leaves_of((args, kwargs)))]
+    pairs = with_gradients(result, call.gradients)
     if not pairs or not inputs:
         return {}
     with gradients_aside(inputs), mode:
@@ -156,9 +162,8 @@ def _run_widened(done: Compared, walk: Walk, mode: Widened, module: nn.Module, w
         with mode:
             walk.compare_gradients(weights)
         return
-    pairs = [(x, g.to(x.dtype)) for x, g in _pairs(call, result)]
-    inputs = [p for p, *_ in weights.values()]
-    inputs += [x for _, x in tensor_leaves.tensors([args, kwargs], objects=True) if x.requires_grad and x.is_leaf]
+    pairs = [(x, g.to(x.dtype)) for x, g in with_gradients(result, call.gradients)]
+    inputs = [*(p for p, *_ in weights.values()), *(x for _, x in leaves_of((args, kwargs)))]
     if done.backward != "compared" or not pairs or not inputs:
         return
     with mode:
@@ -173,20 +178,10 @@ def _gradients(pairs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor])
     return take_gradients([x for x, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True)
 
 
-def _pairs(call: RootCall, result: Any) -> list[tuple[Tensor, Tensor]]:
-    """Return the root outputs with the gradients that the run's backward pass computed for them."""
-    return [
-        (x, call.gradients[name].clone())
-        for name, x in tensor_leaves.floating(result)
-        if name in call.gradients and x.requires_grad and call.gradients[name].shape == x.shape
-    ]
-
-
 def _count_equal(done: Compared, call: RootCall, result: Any) -> None:
     """Count the root outputs known from the run, and those that the replay reproduces."""
-    originals = {name: kept for name, kept, version in call.outputs if tensor_leaves.version(kept) == version}
     for name, x in tensor_leaves.floating(result):
-        kept = originals.get(name)
+        kept = call.output(name)
         if kept is not None and kept.shape == x.shape and kept.dtype == x.dtype:
             done.outputs += 1
             done.equal += same_bits(kept, x.detach())

@@ -161,37 +161,27 @@ def _holds_tensor(value: Any) -> bool:
 @contextlib.contextmanager
 def widened_state(modules: Sequence[nn.Module], wide: torch.dtype) -> Iterator[dict[int, nn.Parameter]]:
     """Widen parameters and buffers inside the context; yields the widened parameters by the original's ``id``."""
-    held = [
-        (
-            m,
-            dict(static.held(m, "_parameters")),
-            dict(static.held(m, "_buffers")),
-            static.module_dict(m).get("_flat_weights"),
-        )
-        for m in modules
-    ]
     made: dict[int, nn.Parameter] = {}
     buffers: dict[int, Tensor] = {}
-    try:
-        for module, parameters, own_buffers, flat in held:
+    with contextlib.ExitStack() as aside:
+        for module in modules:
+            parameters, own_buffers = static.held(module, "_parameters"), static.held(module, "_buffers")
+            for own in (parameters, own_buffers):
+                aside.callback(own.update, dict(own))
             for name, p in parameters.items():
                 if p is not None and (p.is_floating_point() or p.is_complex()):
                     if id(p) not in made:
                         value = p.detach().to(wider(p.dtype, wide))
                         made[id(p)] = nn.Parameter(value, requires_grad=p.requires_grad)
-                    static.held(module, "_parameters")[name] = made[id(p)]
+                    parameters[name] = made[id(p)]
             for name, b in own_buffers.items():
                 if b is not None and (b.is_floating_point() or b.is_complex()):
-                    static.held(module, "_buffers")[name] = buffers.setdefault(id(b), b.to(wider(b.dtype, wide)))
-            if type(flat) is list:  # recurrent networks keep a second list of their parameters
-                static.module_dict(module)["_flat_weights"] = [made.get(id(p), p) for p in flat]
+                    own_buffers[name] = buffers.setdefault(id(b), b.to(wider(b.dtype, wide)))
+            attributes = static.module_dict(module)
+            if type(flat := attributes.get("_flat_weights")) is list:  # recurrent networks list their parameters again
+                aside.callback(attributes.update, _flat_weights=flat)
+                attributes["_flat_weights"] = [made.get(id(p), p) for p in flat]
         yield made
-    finally:
-        for module, parameters, own_buffers, flat in held:
-            static.held(module, "_parameters").update(parameters)
-            static.held(module, "_buffers").update(own_buffers)
-            if type(flat) is list:
-                static.module_dict(module)["_flat_weights"] = flat
 
 
 @contextlib.contextmanager
