@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from precdoctor.recording.process import attach
@@ -21,8 +22,8 @@ class Ledger:
     def __init__(self, context: StepContext, changes: Sequence[Change]) -> None:
         self._context = context
         self._changes = tuple(changes)
-        self._noted: dict[tuple[Change, str], int] = {}
-        self._names: dict[Change, int] = {}
+        self._noted: set[tuple[Change, str]] = set()
+        self._names: Counter[Change] = Counter()
         self._refused: set[tuple[Change, str]] = set()
         self._pending: dict[Change, str] = {}
         self._unprinted: list[str] = []
@@ -36,11 +37,11 @@ class Ledger:
             what: the changed object, in words: ``GradScaler``, or a module's FQN in backticks.
             was: the former value.
         """
-        count = self._noted[change, what] = self._noted.get((change, what), 0) + 1
-        if count > 1:
+        if (change, what) in self._noted:
             return
-        names = self._names[change] = self._names.get(change, 0) + 1
-        if names > _MAX_NOTED:
+        self._noted.add((change, what))
+        self._names[change] += 1
+        if self._names[change] > _MAX_NOTED:
             return
         self._event(change, done=True, what=what, was=was)
         before = "" if was is None else f"{_words(was)} -> "

@@ -72,9 +72,8 @@ class Targets:
             module = root.module()
             for parameter in static.parameters(module) if module is not None else ():
                 known = names.parameter(parameter) if names is not None else None
-                if known is not None:
-                    place, own = known
-                    found.append((root, place.module, ".".join(p for p in (place.module, own) if p), parameter))
+                if names is not None and known is not None:
+                    found.append((root, known[0].module, names.full_name(parameter) or "", parameter))
         return found
 
     def _read(self) -> dict[int, dict[str, Any]]:

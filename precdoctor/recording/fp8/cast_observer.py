@@ -6,12 +6,11 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from precdoctor.numerics.formats import Format
 from precdoctor.recording import kernels
-from precdoctor.recording.fp8.cast_scope import OUTSIDE, Call, running_node
+from precdoctor.recording.fp8.cast_scope import Call, running_node
 from precdoctor.recording.fp8.provenance import History, bound, is_float, scalar, scaled
 from precdoctor.recording.model import tensor_leaves
 from precdoctor.recording.model.module_names import Place
@@ -105,8 +104,7 @@ class Observer:
     def _history(self, x: Tensor) -> History:
         if (found := self._histories.get(x)) is not None:
             return found
-        owner = self._recorder.names.parameter(x)
-        return History(storage_key(x), None if owner is None else ".".join(filter(None, (owner[0].module, owner[1]))))
+        return History(storage_key(x), self._recorder.names.full_name(x))
 
     def _scaled(self, a: Any, b: Any, result: Tensor, *, divide: bool) -> History | None:
         found = scaled(a, b, result, divide=divide)
@@ -258,11 +256,6 @@ def measure(
         entry.operand = operand
         entry.reached_by_backward = entry.reached_by_backward or call.backward
     return entry
-
-
-def outside() -> Call:
-    """Return the scope of casts outside of all modules; in no_grad mode they do not count as training."""
-    return Call(OUTSIDE, phase="no_grad" if not torch.is_grad_enabled() else "train")
 
 
 def _fast(args: Any, kwargs: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording.fp8.cast_observer import Observer, measure, outside
+from precdoctor.recording.fp8.cast_observer import Observer, measure
 from precdoctor.recording.fp8.cast_scope import OUTSIDE, Call, Calls
 from precdoctor.recording.fp8.fp8_mode import CastMode, is_open, open_observer, supported
 from precdoctor.recording.fp8.provenance import is_float
@@ -95,7 +95,8 @@ class Casts:
             return
         if frame is None:
             if is_own_run():  # otherwise a replay, a trace or an op counter runs the code
-                self._record_unobserved(x, dtype, outside())
+                phase = "train" if torch.is_grad_enabled() else "no_grad"  # then they do not count as training
+                self._record_unobserved(x, dtype, Call(OUTSIDE, phase=phase))
         elif not self._may_open():
             self._record_unobserved(x, dtype, _call_of(frame))
         elif type(frame.module) not in self._casting:

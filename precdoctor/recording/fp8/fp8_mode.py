@@ -95,4 +95,4 @@ def open_observer() -> Observer | None:
 
 def is_open() -> bool:
     """Whether a mode observes this thread's ops."""
-    return any(isinstance(m, CastMode) for m in _get_current_dispatch_mode_stack())
+    return open_observer() is not None

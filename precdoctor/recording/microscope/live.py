@@ -126,11 +126,10 @@ class LiveTrace:
         for _, module in names.models():
             for kind, tensors in (("weight", static.parameters(module)), ("buffer", static.buffers(module))):
                 for x in tensors:
-                    if (found := names.parameter(x)) is not None:
+                    if (name := names.full_name(x)) is not None:
                         if self._is_early and not self._is_bad(x):
                             tracer.forget(x)  # a finite weight: the ops that made it do not matter
-                        full = ".".join(filter(None, (found[0].module, found[1])))
-                        tracer.note(x, External(kind, full))
+                        tracer.note(x, External(kind, name))
 
     def root_called(self, module: nn.Module, root: str, arguments: Any) -> None:
         """Note a root call; argument tensors whose making the trace has not seen are the batch."""

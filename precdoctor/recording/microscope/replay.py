@@ -329,8 +329,7 @@ def _known_storages(module: nn.Module, names: Names) -> dict[int, External]:
             known.setdefault(key, external)
 
     for name, p in static.named_parameters(module):
-        found = names.parameter(p)
-        note(p, External("weight", name if found is None else ".".join(filter(None, (found[0].module, found[1])))))
+        note(p, External("weight", names.full_name(p) or name))
     for name, b in static.named_buffers(module):
         note(b, External("buffer", name))
     return known

@@ -156,6 +156,11 @@ class Names:
         found = self._parameters.get(id(parameter))
         return found[1:] if found is not None and found[0]() is parameter else None
 
+    def full_name(self, parameter: torch.Tensor) -> str | None:
+        """Return the FQN of a parameter or buffer below its root; None if no root has it."""
+        found = self.parameter(parameter)
+        return None if found is None else ".".join(filter(None, (found[0].module, found[1])))
+
     def name_alike(self, parameter: torch.Tensor, other: torch.Tensor) -> None:
         """Give another tensor the place and name of a parameter: a whole weight gets those of its shard."""
         if self.parameter(other) is None and (found := self.parameter(parameter)) is not None:

@@ -20,7 +20,7 @@ def relative_l2(found: Tensor, reference: Tensor) -> float:
     if found.shape != reference.shape:
         return math.nan
     x, y = (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in (found.detach(), reference.detach()))
-    wide = torch.promote_types(x.dtype, y.dtype) if min(_size(x), _size(y)) > 1 else torch.float32
+    wide = torch.promote_types(x.dtype, y.dtype) if min(x.itemsize, y.itemsize) > 1 else torch.float32
     x, y = x.to(wide), y.to(wide)
     error, size = _norm(x - y), _norm(y)
     if not (math.isfinite(error) and math.isfinite(size)):
@@ -40,10 +40,6 @@ def ratio(x: Tensor, y: Tensor) -> float:
     """Return ``||x|| / ||y||`` of finite tensors; if ``y`` is all zeros: infinite, or 0 if ``x`` is also zero."""
     above, below = _norm(x.detach()), _norm(y.detach())
     return above / below if below > 0.0 else math.inf if above > 0.0 else 0.0
-
-
-def _size(x: Tensor) -> int:
-    return x.dtype.itemsize
 
 
 def _norm(x: Tensor) -> float:

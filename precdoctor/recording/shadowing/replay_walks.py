@@ -8,7 +8,7 @@ had in the first, so that an error in its results arose in that piece.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -275,36 +275,30 @@ class PieceByPiece(Walk):
 
     def entering(self, key: Key, given: list[tuple[str, Tensor]]) -> dict[int, Tensor]:
         """Compare the inputs that the caller's code made; give the module those of the reduced replay."""
-        reduced, gradients = self._reduced.inputs.get(key, {}), self._reduced.input_gradients.get(key, {})
-        fresh, changed = self._reduced.fresh.get(key, set()), dict[int, Tensor]()
-        layer = self._reduced.layers.get(key[0])
-        for name, x in given:
-            if layer is None or name not in reduced or id(x) in changed or reduced[name].shape != x.shape:
-                continue
-            if name in fresh and _counts(x) and self._handed.get(x) is None:
-                layer.point("input").add_local(relative_l2(reduced[name], x), name, reduced[name])
-            grad = gradients.get(name)
-            if grad is not None and x.requires_grad:
-                self.ends.append((x, grad))
-            changed[id(x)] = self._feed(reduced[name], grad, x.requires_grad, (layer, "grad_input", name))
-        return changed
+        compared = self._reduced.fresh.get(key, set())
+        kept, gradients = self._reduced.inputs.get(key, {}), self._reduced.input_gradients.get(key, {})
+        return self._passed(key, "input", given, compared, kept, gradients)
 
     def leaving(self, key: Key, made: list[tuple[str, Tensor]]) -> dict[int, Tensor]:
         """Compare the outputs; give the caller those of the reduced replay."""
-        reduced, gradients = self._reduced.outputs.get(key, {}), self._reduced.output_gradients.get(key, {})
+        new = [(name, x) for name, x in made if self._handed.get(x) is None]
+        kept, gradients = self._reduced.outputs.get(key, {}), self._reduced.output_gradients.get(key, {})
+        return self._passed(key, "output", new, kept, kept, gradients)
+
+    def _passed(self, key: Key, kind: str, tensors: list[tuple[str, Tensor]], compared: Container[str],
+                kept: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[int, Tensor]:  # fmt: skip
+        """Compare tensors that pass from one piece to the next, of the names ``compared``; return replacements."""
         layer, changed = self._reduced.layers.get(key[0]), dict[int, Tensor]()
-        for name, x in made:
-            if layer is None or name not in reduced or self._handed.get(x) is not None or id(x) in changed:
+        for name, x in tensors:
+            if layer is None or name not in kept or id(x) in changed or kept[name].shape != x.shape:
                 continue
-            if reduced[name].shape != x.shape:
-                continue
-            if _counts(x):
-                layer.point("output").add_local(relative_l2(reduced[name], x), name, reduced[name])
+            if name in compared and _counts(x) and self._handed.get(x) is None:
+                layer.point(kind).add_local(relative_l2(kept[name], x), name, kept[name])
             grad = gradients.get(name)
             if grad is not None and x.requires_grad:
                 self.ends.append((x, grad))
-            if len(self.stack) > 1:  # no piece follows the root's outputs
-                changed[id(x)] = self._feed(reduced[name], grad, x.requires_grad, (layer, "grad_output", name))
+            if kind == "input" or len(self.stack) > 1:  # no piece follows the root's outputs
+                changed[id(x)] = self._feed(kept[name], grad, x.requires_grad, (layer, f"grad_{kind}", name))
         return changed
 
     def _feed(self, value: Tensor, grad: Tensor | None, requires_grad: bool, who: tuple[Layer, str, str]) -> Tensor:

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -86,12 +86,11 @@ def launcher(fmt: Format) -> Callable[[Tensor, int], None]:
             return
         for _, piece in reference.chunks(x.detach(), reference.CHUNK_DEVICE):
             magnitude = piece.abs()
-            over = magnitude >= fmt.overflow_limit if fmt.tie_overflows else magnitude > fmt.overflow_limit
-            ints[at.SATURATED] += over.logical_and_(magnitude <= torch.finfo(x.dtype).max).sum()
+            ints[at.SATURATED] += clips(magnitude, fmt).logical_and_(magnitude <= torch.finfo(x.dtype).max).sum()
 
     return stat
 
 
-def clips(magnitude: float, fmt: Format) -> bool:
-    """Whether a magnitude rounds beyond the format's maximum (OFP8, round to nearest)."""
+def clips(magnitude: Any, fmt: Format) -> Any:
+    """Whether a magnitude, or each of a tensor, rounds beyond the format's maximum (OFP8, round to nearest)."""
     return magnitude >= fmt.overflow_limit if fmt.tie_overflows else magnitude > fmt.overflow_limit
