@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from precdoctor.numerics.nonfinite import op_names
-from precdoctor.recording.deepscan.angles import TURNS, note_angles
 from precdoctor.recording.deepscan.effects import Effects
-from precdoctor.recording.deepscan.running_sums import COARSE, RUNNING, follow_coarse
+from precdoctor.recording.deepscan.rounded_data import COARSE, RUNNING, TURNS, follow_coarse, note_angles
 from precdoctor.recording.deepscan.scan_facts import Event, Findings, worst
 from precdoctor.recording.deepscan.scanned_op import HALF, Call
 from precdoctor.recording.ops.dispatched_ops import storage_key, tensors_in

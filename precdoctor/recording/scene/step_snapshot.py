@@ -22,8 +22,7 @@ from precdoctor.recording.process import memory_limits
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.scene.deliveries import Deliveries
-from precdoctor.recording.scene.first_call import FirstCall, TopLevel
-from precdoctor.recording.scene.root_call import RootCall
+from precdoctor.recording.scene.root_call import FirstCall, RootCall, TopLevel
 from precdoctor.recording.scene.state_restore import Autocast, RandomState
 from precdoctor.recording.slots.deferred import is_capturing
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from precdoctor.recording.options import RecordOptions
-from precdoctor.recording.scene.first_call import Buffers
+from precdoctor.recording.scene.root_call import Buffers
 from precdoctor.recording.scene.state_restore import RandomState
 from precdoctor.recording.scene.step_snapshot import Scene
 from precdoctor.recording.slots.step_batch import StepFacts
