@@ -30,7 +30,7 @@ class Targets:
         optimizers: Iterable[torch.optim.Optimizer] = (),
         threads: Threads | None = None,
     ) -> None:
-        self._names, self._optimizers, self._threads = names, list(optimizers), threads
+        self._names, self._optimizers, self._threads = Names() if names is None else names, list(optimizers), threads
         self._by_storage: dict[int, dict[str, Any]] | None = None
 
     def of(self, key: int) -> dict[str, Any]:
@@ -64,17 +64,12 @@ class Targets:
 
     def _parameters(self) -> list[tuple[Any, str, str, Tensor]]:
         """Return root, module, name and tensor of all parameters of known models."""
-        found: list[tuple[Any, str, str, Tensor]] = []
         names = self._names
         if self._threads is not None and self._threads.others:
-            return found
-        for root in names.roots.values() if names is not None else ():
-            module = root.module()
-            for parameter in static.parameters(module) if module is not None else ():
-                known = names.parameter(parameter) if names is not None else None
-                if names is not None and known is not None:
-                    found.append((root, known[0].module, names.full_name(parameter) or "", parameter))
-        return found
+            return []
+        all_of_them = ((root, p) for root, module in names.models() for p in static.parameters(module))
+        known = ((root, names.parameter(p), p) for root, p in all_of_them)
+        return [(root, at[0].module, names.full_name(p) or "", p) for root, at, p in known if at is not None]
 
     def _read(self) -> dict[int, dict[str, Any]]:
         """Return what each storage is to the training."""

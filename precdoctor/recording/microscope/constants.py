@@ -14,15 +14,17 @@ from precdoctor.recording.ops.tensor_facts import NAN, badness
 from precdoctor.recording.process import attach
 from precdoctor.recording.scene.loss_graph import LossNode
 
-_SUMS = ("Add", "Sub", "Rsub")
-#: Ops that make no NaN of finite operands, and whose unknown operand may be a constant that nobody saved.
-_KEEPS_NUMBERS = frozenset(
+SUMS = ("Add", "Sub", "Rsub")
+#: Ops that arrange the elements of their operands anew.
+ARRANGES = frozenset(
     (
-        *(*_SUMS, "Neg", "Mul", "Clone", "Alias", "View", "UnsafeView", "ReshapeAlias", "Expand"),
-        *("Permute", "Transpose", "T", "Unsqueeze", "Squeeze", "Slice", "Select", "Index", "IndexSelect", "Gather"),
-        *("Diagonal", "Flip", "Roll", "Repeat", "ToCopy", "Where", "MaskedFill", "Cat", "Stack"),
+        *("Clone", "Alias", "View", "UnsafeView", "ReshapeAlias", "Expand", "Permute", "Transpose", "T", "Unsqueeze"),
+        *("Squeeze", "Slice", "Select", "Index", "IndexSelect", "Gather", "Diagonal", "Flip", "Roll", "Repeat"),
+        *("Cat", "Stack"),
     )
 )
+#: Ops that make no NaN of finite operands, and whose unknown operand may be a constant that nobody saved.
+_KEEPS_NUMBERS = ARRANGES | {*SUMS, "Neg", "Mul", "ToCopy", "Where", "MaskedFill"}
 
 
 def added_to(node: LossNode, operands: list[Tensor | None]) -> Tensor | None:
@@ -33,7 +35,7 @@ def added_to(node: LossNode, operands: list[Tensor | None]) -> Tensor | None:
     """
     known = [x for x in operands if x is not None]
     name = base_of(node)
-    if name not in _SUMS or len(known) != 1 or not known[0].requires_grad:
+    if name not in SUMS or len(known) != 1 or not known[0].requires_grad:
         return None
     alpha = node.saved.get("alpha", 1)
     negative = name == "Rsub" or (name == "Sub" and operands[0] is None)
@@ -85,7 +87,7 @@ def keeps_numbers(node: LossNode, known: list[Tensor], value: Tensor) -> bool:
     triangular solve divides by the diagonal only; it has made no NaN if no sum in it can leave the format's range.
     """
     largest = torch.finfo(value.dtype).max
-    if base_of(node) in _SUMS and len(known) == 1 and bool(known[0].abs().max() < largest / 4):
+    if base_of(node) in SUMS and len(known) == 1 and bool(known[0].abs().max() < largest / 4):
         return True
     if badness(value) != NAN or value.is_complex():
         return False

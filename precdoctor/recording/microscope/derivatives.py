@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from precdoctor.recording.microscope.constants import base_of, without_constant
+from precdoctor.recording.microscope.constants import ARRANGES, SUMS, base_of, without_constant
 from precdoctor.recording.microscope.replay import same_bits
 from precdoctor.recording.ops.source_lines import is_foreign
 from precdoctor.recording.ops.tensor_facts import badness
@@ -34,13 +34,7 @@ _OF_RESULT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "Sigmoid": torch.ops.aten.sigmoid_backward,
 }
 #: Ops whose derivative depends on no operand.
-_LINEAR = frozenset(
-    (
-        *("Add", "Sub", "Rsub", "Neg", "Sum", "Mean", "Cat", "Stack", "Clone", "Alias"),
-        *("View", "UnsafeView", "ReshapeAlias", "Expand", "Permute", "Transpose", "T", "Unsqueeze", "Squeeze"),
-        *("Slice", "Select", "Index", "IndexSelect", "Gather", "Diagonal", "Flip", "Roll", "Repeat"),
-    )
-)
+_LINEAR = ARRANGES | {*SUMS, "Neg", "Sum", "Mean"}
 #: Ops that are linear if only one operand has a gradient; the other one was saved.
 _BILINEAR = frozenset(("Mul", "Div"))
 #: Names in the code of a hand-written ``backward`` that runs another backward pass.

@@ -259,20 +259,14 @@ class Guard:
         if not (bad := step.bad_parameters()):
             return  # parameters of a kind that the replay cannot read
         self.incidents.examined += 1
-        first, number, settings = bad[0], self.incidents.number(), bad_settings(optimizer, bad)
+        first, settings = bad[0], bad_settings(optimizer, bad)
         data: dict[str, Any] = {"policy": self._policy, "bad_parameters": len(bad), "bad_settings": settings}
         if done := step.replay_until_closure(given) or step.replay(first):
-            incident = event_rows.incident_event(done, number, {**data, "weight": self.full_name(first)})
-            rows = event_rows.op_events(done, number)
-            context.event("incident", **incident)
+            self.incidents.log(done, {**data, "weight": self.full_name(first)})
         else:
-            facts, where = step.parameter_events(bad, self._named), line_columns(line)
-            rows = [{**row, **where, "id": f"{number}.{row['data']['index']}", "parent_id": number} for row in facts]
-            data |= {"outcome": "origin", "phase": "optimizer", "origins": list(range(len(rows)))}
-            context.event("incident", id=number, data=data)
-        for row in rows:
-            context.event("op", **row)
-        name = self.full_name(first).partition("/")[2].strip("/").replace("/", ".") or "a parameter"
+            rows = step.parameter_events(bad, self._named)
+            self.incidents.log_step([{**row, **line_columns(line)} for row in rows], data)
+        name = context.names.full_name(first) or "a parameter"
         attach.say(f"step {context.step}: the optimizer made {name} non-finite; training goes on")
 
     def _report_state(self, optimizer: torch.optim.Optimizer, poisoned: list[Poisoned]) -> None:
@@ -280,17 +274,14 @@ class Guard:
         step = SpoiltStep(optimizer, {}, None, values=not context.options.redact_names)
         rows = step.state_events(poisoned, self._named)
         self.incidents.examined += 1
-        number, spoilt = self.incidents.number(), [p.parameter for p in poisoned if p.parameter is not None]
-        data: dict[str, Any] = {"policy": self._policy, "outcome": "origin", "phase": "optimizer"}
-        data |= {
+        spoilt = [p.parameter for p in poisoned if p.parameter is not None]
+        data: dict[str, Any] = {
+            "policy": self._policy,
             "target": "optimizer-state",
             "bad_settings": bad_settings(optimizer, spoilt),
-            "origins": list(range(len(rows))),
             "poisoned": [event_rows.poisoned(p) for p in poisoned[:_MAX_POISONED]],
         }
-        context.event("incident", id=number, data=data)
-        for row in rows:
-            context.event("op", **row, id=f"{number}.{row['data']['index']}", parent_id=number)
+        self.incidents.log_step(rows, data)
         name = poisoned[0].name
         attach.say(f"step {context.step}: state {name} of the optimizer has become non-finite; training goes on")
 

@@ -42,6 +42,21 @@ class Incidents:
         self._count += 1
         return number
 
+    def log(self, done: examination.Examination, data: dict[str, Any]) -> None:
+        """Log an incident that was examined, with its ops."""
+        number = self.number()
+        self._context.event("incident", **event_rows.incident_event(done, number, data))
+        for row in event_rows.op_events(done, number):
+            self._context.event("op", **row)
+
+    def log_step(self, rows: list[dict[str, Any]], data: dict[str, Any]) -> None:
+        """Log an incident that an optimizer's step has made; ``rows``: the whole step as an op, per bad tensor."""
+        number = self.number()
+        origin = {"outcome": "origin", "phase": "optimizer", "origins": list(range(len(rows)))}
+        self._context.event("incident", id=number, data={**data, **origin})
+        for row in rows:
+            self._context.event("op", **row, id=f"{number}.{row['data']['index']}", parent_id=number)
+
     def examine(
         self,
         look_at: str,
@@ -78,10 +93,7 @@ class Incidents:
             done = examination.examine(self._scene, context.names, look_at, values=values, calls=calls, alone=alone)
         if not is_certain and done.outcome != "origin":
             return False
-        number = self.number()
-        context.event("incident", **event_rows.incident_event(done, number, data | self._scene.deliveries.facts()))
-        for row in event_rows.op_events(done, number):
-            context.event("op", **row)
+        self.log(done, data | self._scene.deliveries.facts())
         if done.outcome != "origin" and context.options.arm_next and context.trace is None:
             first = context.step + 1
             context.trace = LiveTrace(context, (first, first + context.options.arm_next), lambda: None)

@@ -193,8 +193,8 @@ def _record_saved(node: LossNode, made: dict[int, Any], tracer: Tracer, rough: s
     """Record an op whose value was taken as saved, with the facts that are known; return its index."""
     value = made[id(node)].detach()
     values = [None if id(behind) in rough else _value(behind, output, made) for behind, output in node.edges]
-    packet = next(iter(_packets(node)), None)
-    operands = list(zip(operand_names(node, packet), values, strict=True))
+    name, names = _op_of(node)
+    operands = list(zip(names, values, strict=True))
     known = [x.detach() for _, x in operands if x is not None]
     unknown = [n for n, x in operands if x is None and not isinstance(node.saved.get(n), Tensor)]
     facts: dict[str, Any] = {
@@ -204,7 +204,6 @@ def _record_saved(node: LossNode, made: dict[int, Any], tracer: Tracer, rough: s
         "reference": None,
         **({"unknown": unknown} if unknown else {}),
     }
-    name = packet.__name__ if packet is not None else base_of(node).lower()
     op = node.name.removesuffix("Backward") if "own" in node.saved else f"aten.{name}.default"
     hidden = any(isinstance(behind, LossNode) and made.get(id(behind)) is None for behind, _ in node.edges)
     reads, kinds = _operand_values(node, made), badness(value)
@@ -227,15 +226,20 @@ def _record_saved(node: LossNode, made: dict[int, Any], tracer: Tracer, rough: s
 
 def _record_reader(node: LossNode, made: dict[int, Any], tracer: Tracer, bad: Tensor) -> Tensor:
     """Record an op of unknown value that read a bad constant; return a tensor that stands for its result."""
-    packet = next(iter(_packets(node)), None)
     values = [_value(behind, output, made) for behind, output in node.edges]
-    operands = [(n, x.detach()) for n, x in zip(operand_names(node, packet), values, strict=True) if x is not None]
+    name, names = _op_of(node)
+    operands = [(n, x.detach()) for n, x in zip(names, values, strict=True) if x is not None]
     known = [x for _, x in operands]
     facts = {"operands": [{"argument": n, **describe(x)} for n, x in operands], "settings": {}}
     stand_in = torch.full((), torch.nan, dtype=bad.dtype)
-    name = packet.__name__ if packet is not None else base_of(node).lower()
     tracer.note_op(f"aten.{name}.default", node.line, known, stand_in, facts, also=(_UNSEEN, badness(bad)))
     return stand_in
+
+
+def _op_of(node: LossNode) -> tuple[str, list[str]]:
+    """Return the name of the op that made a node, and a name for each of its edges."""
+    packet = next(iter(_packets(node)), None)
+    return packet.__name__ if packet is not None else base_of(node).lower(), operand_names(node, packet)
 
 
 def _operand_values(node: LossNode, made: dict[int, Any]) -> list[Tensor]:
