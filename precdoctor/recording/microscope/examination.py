@@ -20,7 +20,7 @@ from precdoctor.recording.ops.op_facts import Spot, Wanted
 from precdoctor.recording.ops.tensor_facts import NAN, NEG_INF, POS_INF, badness, describe
 from precdoctor.recording.process import attach
 from precdoctor.recording.scene.root_call import RootCall
-from precdoctor.recording.scene.state_restore import Attributes, RandomState, no_anomalies
+from precdoctor.recording.scene.state_restore import Attributes, RandomState, attributes_aside, no_anomalies
 from precdoctor.recording.scene.step_snapshot import Scene
 
 #: Maximum number of arguments of a root call that are reported.
@@ -103,18 +103,21 @@ def examine(
         return Examination("refused", why=refused)
     modules = list({id(m): m for c in scene.calls for m in static.modules(unwrap(c.module))}.values())
     owners = list({id(o): o for c in scene.calls for o in c.owners}.values())
-    random, attributes = RandomState.now(), Attributes([*modules, *owners])
+    random, changed = RandomState.now(), tuple[str, ...]()
+    forward = functools.partial(_forward, calls=calls)
+    looks: dict[str, Callable[..., Examination]] = {"outputs": forward, "gradients": _backward, "buffers": _buffers}
     try:
-        forward = functools.partial(_forward, calls=calls)
-        looks: dict[str, Callable[..., Examination]] = {"outputs": forward, "gradients": _backward, "buffers": _buffers}
-        with Alone() if alone else contextlib.nullcontext():
-            done = looks[look_at](scene, names, values=values)
+        with attributes_aside(modules), Alone() if alone else contextlib.nullcontext():
+            attributes = Attributes([*modules, *owners])
+            try:
+                done = looks[look_at](scene, names, values=values)
+            finally:
+                changed = attributes.restore()
     except Exception as error:  # noqa: BLE001 - the user's own forward may refuse to run twice
         attach.let_through(error)
         done = Examination("failed", why=attach.sentence(error))
     finally:
         random.restore()
-        changed = attributes.restore()
     done.changed_attributes = changed
     if done.found is not None and done.found.call is not None:
         given = [(n, x) for n, x, _ in done.found.call.versions if x.is_floating_point()]

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording.model import static
+from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.process import attach
 from precdoctor.recording.slots.deferred import CUDA, is_capturing
 
@@ -37,6 +37,8 @@ def _known_to_autocast(device: str) -> bool:
 DEVICES = tuple(filter(_known_to_autocast, ("cuda", "cpu", "xpu", "mps", "hpu", "xla", "mtia", "maia", "ipu")))
 #: Attributes in which ``nn.Module`` itself keeps tensors, children and hooks.
 _MACHINERY = frozenset(vars(nn.Module()))
+#: Containers whose tensors are set aside.
+_NESTS = frozenset((list, tuple, dict))
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = (
     "_global_forward_pre_hooks",
@@ -285,6 +287,31 @@ def buffers_aside(modules: Sequence[nn.Module], earlier: Mapping[int, Tensor]) -
         for module, buffers in held:
             static.held(module, "_buffers").clear()
             static.held(module, "_buffers").update(buffers)
+
+
+@contextlib.contextmanager
+def attributes_aside(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Replace tensors in plain attributes of modules (memory banks, caches) by copies inside the context."""
+    with contextlib.ExitStack() as aside:
+        for module in modules:
+            there = static.module_dict(module)
+            for name, value in list(there.items()):
+                if name not in _MACHINERY and _holds_tensor(value):
+                    aside.callback(there.__setitem__, name, value)
+                    there[name] = tensor_leaves.mapped(value, _copy)
+        yield
+
+
+def _copy(x: Tensor) -> Tensor:
+    return x if issubclass(type(x), nn.Parameter) else x.detach().clone().requires_grad_(x.requires_grad)
+
+
+def _holds_tensor(value: Any) -> bool:
+    """Return whether a plain attribute is or holds a tensor that is no parameter."""
+    kind = type(value)
+    if issubclass(kind, Tensor):
+        return not issubclass(kind, nn.Parameter)
+    return kind in _NESTS and any(map(_holds_tensor, value.values() if kind is dict else value))
 
 
 @contextlib.contextmanager

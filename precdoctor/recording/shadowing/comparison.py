@@ -22,7 +22,7 @@ from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Names, unwrap
 from precdoctor.recording.ops.dispatched_ops import take_gradients
 from precdoctor.recording.scene.root_call import RootCall
-from precdoctor.recording.scene.state_restore import Autocast, buffers_aside, without_hooks
+from precdoctor.recording.scene.state_restore import Autocast, attributes_aside, buffers_aside, without_hooks
 from precdoctor.recording.shadowing import wide_replay
 from precdoctor.recording.shadowing.relative_errors import Layer, relative_l2
 from precdoctor.recording.shadowing.replay_walks import AllTheWay, Gradients, PieceByPiece, Reduced, Walk, wider
@@ -98,7 +98,7 @@ def _isolated(call: RootCall, module: nn.Module, around: contextlib.AbstractCont
     with (
         without_hooks(modules),
         buffers_aside(modules, call.buffers),
-        wide_replay.attributes_aside(modules),
+        attributes_aside(modules),
         wide_replay.nothing_recomputed(),
         eager(),
         torch.enable_grad(),

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording.model import static, tensor_leaves
+from precdoctor.recording.model import static
 from precdoctor.recording.ops.dispatched_ops import DRAWS, OpByOp, op_name, tensors_in, written_by
 from precdoctor.recording.process import attach
 from precdoctor.recording.scene.state_restore import Autocast
@@ -23,8 +23,6 @@ from precdoctor.recording.shadowing.replay_walks import wider
 
 #: Bits per number; formats that are not listed have 8 or fewer.
 _BITS = {torch.float64: 64, torch.float32: 32, torch.float16: 16, torch.bfloat16: 16}
-#: Containers whose items ``mapped`` also visits.
-_NESTS = frozenset((list, tuple, dict))
 
 
 class RefusedError(Exception):
@@ -123,39 +121,6 @@ class Widened(_Mode):
 def _draws(func: Any) -> bool:
     """Return whether an op is a random one whose result can be replaced by a recorded draw."""
     return torch.Tag.nondeterministic_seeded in func.tags and op_name(func) in DRAWS
-
-
-@contextlib.contextmanager
-def attributes_aside(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Replace tensors in plain attributes of modules (memory banks, caches) by copies inside the context."""
-    held = []
-    machinery = set(vars(nn.Module()))
-    try:
-        for module in modules:
-            for name, value in list(static.module_dict(module).items()):
-                if (
-                    name not in machinery
-                    and (copied := tensor_leaves.mapped(value, _copy)) is not value
-                    and _holds_tensor(value)
-                ):
-                    held.append((module, name, value))
-                    static.module_dict(module)[name] = copied
-        yield
-    finally:
-        for module, name, value in held:
-            static.module_dict(module)[name] = value
-
-
-def _copy(x: Tensor) -> Tensor:
-    return x if issubclass(type(x), nn.Parameter) else x.detach().clone().requires_grad_(x.requires_grad)
-
-
-def _holds_tensor(value: Any) -> bool:
-    """Return whether a plain attribute is or holds a tensor that is no parameter."""
-    kind = type(value)
-    if issubclass(kind, Tensor):
-        return not issubclass(kind, nn.Parameter)
-    return kind in _NESTS and any(map(_holds_tensor, value.values() if kind is dict else value))
 
 
 @contextlib.contextmanager

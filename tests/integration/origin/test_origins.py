@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
+import subprocess
+import sys
 
 import pytest
 
@@ -11,6 +14,7 @@ import precdoctor
 from precdoctor.reporting.console import make_console
 from precdoctor.reporting.terminal import print_full
 from tests.support.faulty import BAD_STEP, FAULTS
+from tests.support.processes import record, script, warm
 from tests.support.torch_release import RELEASE
 
 #: In three scripts something that the loss code added or subtracted is in no graph: it is not computed to its end. In
@@ -81,6 +85,46 @@ def test_training_that_recovers_goes_on_as_if_nobody_had_looked(faulty):
     assert [i for i, loss in enumerate(losses) if loss != loss] == [BAD_STEP]
     (incident,) = faulty.events("recovered_by_the_scaler", "incident")
     assert incident["changed_attributes"] == ["Net.calls", "Net.seen"]
+
+
+MEMORY = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.memory, self.bank = nn.Linear(4, 4), torch.zeros(4), [torch.zeros(2)]
+
+    def forward(self, x, shift):
+        h = self.fc(x)
+        self.memory.mul_(0.5).add_(h.detach().mean(0))
+        self.bank[0].add_(1.0)
+        return torch.log(h.square().mean() - shift)
+
+
+torch.manual_seed(0)
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(6):
+    loss = net(torch.randn(8, 4), 100.0 if step == 4 else 0.0)
+    loss.backward()
+    if torch.isfinite(loss):
+        optimizer.step()
+    optimizer.zero_grad()
+print(net.memory.tolist(), net.bank[0].tolist())
+"""
+
+
+def test_a_replay_does_not_write_to_tensors_that_are_plain_attributes(tmp_path):
+    path = script(tmp_path, "memory.py", MEMORY)
+    plain = subprocess.run([sys.executable, str(path)], capture_output=True, check=True)
+    done = record(tmp_path, "--", *warm(path))
+    assert done.out == plain.stdout
+    events = precdoctor.open_run(done.run).events()
+    (data,) = events.loc[events["event"] == "incident", "data"]
+    assert json.loads(data)["outcome"] == "origin", "it was replayed"
 
 
 def test_the_micro_batch_is_named(faulty):

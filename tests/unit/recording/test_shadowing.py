@@ -12,6 +12,7 @@ from torch import nn
 
 from precdoctor.errors import UsageError
 from precdoctor.recording.options import RecordOptions
+from precdoctor.recording.scene.state_restore import attributes_aside
 from precdoctor.recording.shadowing import wide_replay
 from precdoctor.recording.shadowing.relative_errors import ratio, relative_l2
 from precdoctor.recording.shadowing.wide_replay import RefusedError, Watching, Widened
@@ -114,7 +115,7 @@ def test_widened_state_is_put_aside_and_never_written_to():
     before = {n: (id(p), p.dtype, p.detach().clone()) for n, p in [*module.named_parameters(), *module.named_buffers()]}
     flat, bank = module[0]._flat_weights, module[1].bank
     modules = list(module.modules())
-    with wide_replay.attributes_aside(modules), wide_replay.widened_state(modules, torch.float32) as made:
+    with attributes_aside(modules), wide_replay.widened_state(modules, torch.float32) as made:
         assert {p.dtype for p in module.parameters()} == {torch.float32} == {p.dtype for p in module[0]._flat_weights}
         assert len(made) == len(list(module.parameters()))
         module[1].bank += 1
