@@ -143,7 +143,6 @@ class Differences:
         return made or any(source.is_running_sum for source in self._known_sources(call))
 
     def _known_sources(self, call: Call) -> list[_Source]:
-        """Return the valid sources of an op's operands."""
         found = map(self._sources.get, call.operands)
         return [source for source in found if source is not None and source.is_valid]
 
@@ -369,7 +368,6 @@ class Differences:
 
 
 def _measured(call: Call, exact: Tensor, wrong: Tensor, known: Tensor, off: Tensor, largest: Tensor) -> dict[str, Any]:
-    """Return the weight of the fact and its measured values."""
     seen, size = call.results[0].detach().double(), exact.abs()
     many, of = int(wrong.sum()), int(known.sum())
     return {

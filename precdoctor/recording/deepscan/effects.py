@@ -77,7 +77,6 @@ class Shadows(Generic[Owner]):
         return True
 
     def drop(self, x: Tensor) -> None:
-        """Remove a tensor's shadow, if it has one."""
         self._drop(id(x))
 
     def tidy(self, over: Callable[[Owner], bool]) -> None:
@@ -143,7 +142,6 @@ class Effects:
 
     @property
     def follows_some(self) -> bool:
-        """Whether an error is being followed."""
         return bool(self._errors)
 
     @property

@@ -203,7 +203,6 @@ class Floors:
 
 
 def _is_root(call: Call) -> bool:
-    """Return whether the op takes a root."""
     power = call.args[1] if call.plain_name == "pow" and len(call.args) > 1 else None
     return call.plain_name == "sqrt" or (isinstance(power, float) and 0.0 < power < 1.0)
 

@@ -115,7 +115,6 @@ class MicroSteps:
         return bool({key for key, note in self._made.living() if note} - self._targets.gradient_storages())
 
     def _forget(self) -> None:
-        """Drop all notes on the backward pass."""
         self._made.clear()
         self._exported = False
 

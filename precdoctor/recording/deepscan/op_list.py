@@ -74,7 +74,6 @@ class OpMode(WindowMode):
         self._pending: dict[int, tuple[int, list[Read]]] = {}
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an op and list it, if it computes something."""
         if self.cannot_look or self.table.full or self._is_inside() or not isinstance(func, torch._ops.OpOverload):
             return func(*args, **kwargs)
         sequence, begun = sequence_number(), None
@@ -100,7 +99,6 @@ class OpMode(WindowMode):
     # --- compiled code -----------------------------------------------------------------------------------------------
 
     def _is_inside(self) -> bool:
-        """Return whether compiled code is running."""
         if self._region is not None:
             return True
         node: Any = torch._C._current_autograd_node()
@@ -165,7 +163,6 @@ class OpMode(WindowMode):
         self._nodes += [node.register_prehook(before), node.register_hook(after)]
 
     def remove_hooks(self) -> None:
-        """Remove the hooks on autograd nodes."""
         for handle in self._nodes:
             handle.remove()
         self._nodes, self._region = [], None
@@ -256,4 +253,4 @@ class OpList:
         data = {"ops": table.ops, "tensors": table.rows, "compiled": mode.compiled, "spent_ns": mode.spent_ns}
         context.event("ops", data={"outcome": "done", "complete": not table.full, **data})
         if table.rows:
-            context.current.ops = OpBatch(context.step, table.columns(), table.rows)
+            context.current.ops = OpBatch(context.step, table.columns, table.rows)

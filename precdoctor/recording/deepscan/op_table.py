@@ -122,6 +122,7 @@ class OpTable:
     Attributes:
         ops: number of ops so far; the index of the next one.
         rows: number of rows.
+        columns: all rows, by column.
         full: whether something was left out.
     """
 
@@ -129,7 +130,7 @@ class OpTable:
         self._targets, self._redact = targets, redact
         self.ops = self.rows = 0
         self.full = False
-        self._columns: dict[str, list[Any]] = {}
+        self.columns: dict[str, list[Any]] = {}
         #: The op that wrote to a tensor's memory last.
         self._writers: Notes[int] = Notes()
 
@@ -173,10 +174,6 @@ class OpTable:
         for x in results:
             self._writers.put(x, index)
 
-    def columns(self) -> dict[str, list[Any]]:
-        """Return all rows, by column."""
-        return self._columns
-
     def _read(self, argument: str | None, x: Tensor, *, made: bool = False) -> Read:
         """Measure a tensor: the columns of an operand, or of a result (``made``), which has no producer."""
         key = None if made else storage_key(x)
@@ -197,7 +194,7 @@ class OpTable:
         """Add a row per tensor on one ``side`` (in | out) of an op."""
         for position, x in enumerate(tensors):
             for name, value in {**head, "side": side, "position": position, **x}.items():
-                self._columns.setdefault(name, []).append(value)
+                self.columns.setdefault(name, []).append(value)
             self.rows += 1
 
 

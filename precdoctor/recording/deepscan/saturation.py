@@ -69,7 +69,6 @@ class _Normalised:
 
     @property
     def facts(self) -> Event:
-        """Both, for a fact."""
         return {"function": self.function, "made_by": self.made_by}
 
 

@@ -127,7 +127,6 @@ class ScanMode(WindowMode):
         return events
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an op, then examine it."""
         if self.cannot_look or self.full:
             return func(*args, **kwargs)
         phase = self.phase()

@@ -212,7 +212,6 @@ class Sums:
         return torch.equal(call.before(last), total.seen)
 
     def _judge_total(self, call: Call, total: _Total, twin: Tensor) -> None:
-        """Note or follow the error of a total."""
         result = call.results[0]
         error, start = _relative_error(result, twin), total.start
         added = float((twin - start).norm()) if start is not None else 0.0

@@ -129,7 +129,6 @@ class StepWindow:
             self._mode.optimizer_steps(optimizer)
 
     def _forget(self) -> None:
-        """Close the window and reset everything."""
         self._close()  # a forked child inherits what is open
         self._mode = self._watcher = None
         for watcher in self._watchers:

@@ -43,7 +43,6 @@ class CastMode(TorchDispatchMode):
 
     @property
     def is_top(self) -> bool:
-        """Whether the mode is open and innermost."""
         return _get_current_dispatch_mode() is self
 
     @classmethod

@@ -21,7 +21,6 @@ from precdoctor.recording.ops.tensor_facts import NEG_INF, POS_INF, badness
 from precdoctor.recording.process import attach
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
-from precdoctor.recording.scene.root_call import RootCall
 from precdoctor.recording.scene.step_snapshot import Scene
 from precdoctor.recording.slots.deferred import is_capturing
 from precdoctor.recording.steps.sentinel import amax, largest
@@ -84,16 +83,13 @@ class Evaluations:
         try:
             if (call := scene.enter(module, root, *arguments)) is not None:
                 scene.leave(call, result)
-                self._examine_call(call, policy, samples)
+                data = {"policy": policy, "given_up": True, "evaluation": True, "bad_samples": samples}
+                data |= {"loss_is_bad": False, "gradients_are_bad": False, "skips_in_a_row": 0}
+                what = "the result of a call without gradients"
+                self._incidents.examine("outputs", what, data, "", calls=[call], alone=True, is_certain=False)
+                self._examined += 1
         finally:
             scene.calls, scene.refused = before, refused  # a step in progress is replayed without this call
-
-    def _examine_call(self, call: RootCall, policy: str, samples: int) -> None:
-        data = {"policy": policy, "given_up": True, "evaluation": True, "bad_samples": samples, "loss_is_bad": False}
-        data |= {"gradients_are_bad": False, "skips_in_a_row": 0}
-        what = "the result of a call without gradients"
-        self._incidents.examine("outputs", what, data, "", calls=[call], alone=True, is_certain=False)
-        self._examined += 1
 
 
 def _is_usual(result: Any) -> bool:

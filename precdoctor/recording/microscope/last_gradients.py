@@ -37,7 +37,6 @@ class LastGradients:
         return lambda: self._judge(*left)
 
     def _judge(self, step: int, amax: Deferred) -> None:
-        """Log an incident if the amax is non-finite."""
         if math.isfinite(read(amax) or 0.0):
             return
         policy = self._context.options.on_nonfinite

@@ -207,5 +207,4 @@ class LiveTrace:
 
     @property
     def running(self) -> bool:
-        """Whether the mode is open."""
         return self._tracer is not None

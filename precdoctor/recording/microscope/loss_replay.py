@@ -153,7 +153,6 @@ def restore_lost_gradients(scene: Scene, *, values: bool) -> None:
 
 
 def _nodes(top: LossNode) -> list[LossNode]:
-    """Return all nodes behind and including one."""
     found: dict[int, LossNode] = {}
     waiting = [top]
     while waiting:

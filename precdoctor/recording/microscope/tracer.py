@@ -125,7 +125,6 @@ class Tracer(Retiring):
         self._made_by_sequence: dict[int, int | None] = {}
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an op and record it."""
         if self.over:
             return func(*args, **kwargs)
         if self.window is not None and len(self.records) >= self.window:

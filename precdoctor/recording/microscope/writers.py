@@ -31,13 +31,11 @@ class Writers:
         self._room = _MAX_ELEMENTS
 
     def clear(self) -> None:
-        """Forget all writers."""
         self._all.clear()
         self._parts.clear()
         self._room = _MAX_ELEMENTS
 
     def forget(self, x: Tensor) -> None:
-        """Forget the writers of a tensor's memory."""
         if (key := storage_key(x)) is not None:
             self._all.pop(key, None)
             self._drop_parts(key)

@@ -206,7 +206,6 @@ def will_come_back(mode: Retiring | None = None) -> bool:
 
 
 def _is_on(mode: TorchDispatchMode) -> bool:
-    """Return whether a mode is on this thread's stack."""
     return any(torch._C._get_dispatch_stack_at(i) is mode for i in range(torch._C._len_torch_dispatch_stack()))
 
 

@@ -62,7 +62,6 @@ def is_foreign(file: str) -> bool:
 
 
 def _kind_of(file: str) -> int:
-    """Determine the kind of a file and cache it."""
     if len(_kinds) >= _MAX_KINDS:
         _kinds.clear()
     ours = file.startswith(_OWN) and not file.startswith(_WRAPPERS)

@@ -33,7 +33,6 @@ class Notes(Generic[V]):
         return None if found is None else found[1]
 
     def put(self, x: Tensor, note: V) -> None:
-        """Set the note on a tensor's memory."""
         if (key := storage_key(x)) is not None:
             self._notes[key] = (StorageWeakRef(x.untyped_storage()), note)
 

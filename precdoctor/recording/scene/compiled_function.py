@@ -107,7 +107,6 @@ class CompiledFunction(nn.Module):
         return (*own, types.SimpleNamespace(**reads))
 
     def release(self) -> None:
-        """Release everything of the user's."""
         self._function = self.gradient = None
         self._modules.clear()
         self._parameters.clear()

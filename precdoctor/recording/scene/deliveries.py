@@ -85,7 +85,6 @@ class Deliveries:
         context.when_forked.append(self.clear)
 
     def clear(self) -> None:
-        """Forget all batches."""
         self._drawn.clear()
         self.latest.clear()
 

@@ -92,7 +92,6 @@ def compare(call: RootCall, names: Names, wide: torch.dtype) -> Compared:
 
 @contextlib.contextmanager
 def _isolated(call: RootCall, module: nn.Module, around: contextlib.AbstractContextManager[None]) -> Iterator[None]:
-    """Isolate a replay from the run inside the context."""
     modules = static.modules(module)
     call.random.restore()
     with (

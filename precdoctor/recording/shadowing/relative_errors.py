@@ -100,7 +100,6 @@ class Layer:
     points: dict[str, Point] = field(default_factory=dict)
 
     def point(self, kind: str) -> Point:
-        """Return the point of one kind, created at its first use."""
         return self.points.setdefault(kind, Point())
 
     def as_dict(self) -> Mapping[str, Any]:

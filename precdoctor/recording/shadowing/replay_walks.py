@@ -106,7 +106,6 @@ class NotedTensors:
         self._seen: static.ByIdentity[Tensor, tuple[int, Any]] = static.ByIdentity()
 
     def add(self, x: Tensor, what: Any = True) -> None:
-        """Note a value for a tensor."""
         self._seen.put(x, (tensor_leaves.version(x), what))
 
     def get(self, x: Tensor) -> Any:

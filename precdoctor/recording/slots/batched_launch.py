@@ -82,7 +82,6 @@ class BatchedLaunch(AbstractContextManager["BatchedLaunch"]):
         return True
 
     def flush(self) -> None:
-        """Launch the collected tensors."""
         with self._lock:
             jobs, self._jobs, self._held = self._jobs, {}, 0
         if jobs:

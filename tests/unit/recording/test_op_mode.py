@@ -22,7 +22,7 @@ def listed(work) -> list[dict]:
         work()
     if mode.failure is not None:
         raise mode.failure
-    columns = mode.table.columns()
+    columns = mode.table.columns
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
@@ -122,7 +122,7 @@ def test_a_list_has_an_end(monkeypatch):
         for _ in range(20):
             x = x + 1
     assert float(x[0]) == 21.0 and mode.table.full and mode.failure is None
-    assert len(ops([{"index": i, "op": ""} for i in mode.table.columns()["index"]])) <= 5
+    assert len(ops([{"index": i, "op": ""} for i in mode.table.columns["index"]])) <= 5
 
 
 # --- what is kept of a tensor -----------------------------------------------------------------------------------------
