@@ -20,6 +20,7 @@ from precdoctor.recording.deepscan.scanned_op import FLOATS, HALF, Call
 from precdoctor.recording.deepscan.targets import Targets
 from precdoctor.recording.ops.dispatched_ops import DRAWS, storage_key, tensors_in
 from precdoctor.recording.ops.source_lines import line_columns
+from precdoctor.recording.ops.storage_notes import Notes
 from precdoctor.recording.ops.tensor_facts import dtype_name
 from precdoctor.recording.process import attach
 
@@ -48,8 +49,7 @@ class _Chain:
 
     exact: Tensor
     origins: list[tuple[StorageWeakRef, int, Tensor]]
-    storage: StorageWeakRef
-    call: tuple[Event, str]
+    event: Event
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Audit:
         #: Random numbers and tensors computed from them, by storage. A state to which they are added is rounded
         #: stochastically, so that most of its elements stay in any one step.
         self._random: set[int] = set()
-        self._chains: dict[int, _Chain] = {}
+        self._chains: Notes[_Chain] = Notes()
         self._stalls: list[Stall] = []
         #: 16-bit states that were written to: sample before the first write, FP64 value, sample after the last write.
         self._written: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
@@ -102,12 +102,12 @@ class Audit:
         items, known = [target for target, _, _ in _items(name, args, kwargs)], _plain(name) in _UPDATES
         for x in items:
             if not known or x.dtype not in FLOATS:  # it may write to a state's bits: stochastic rounding
-                self._chains.pop(storage_key(x) or 0, None)
+                self._chains.drop(x)
             if name in _NOISE:
                 self._random.add(storage_key(x) or 0)
         if not known:
             return []
-        followed = (x.dtype in FLOATS and (self.is_older(x) or storage_key(x) in self._chains) for x in items)
+        followed = (x.dtype in FLOATS and (self.is_older(x) or self._chains.get(x) is not None) for x in items)
         return [_sample(x) if follows else None for x, follows in zip(items, followed, strict=True)]
 
     def updated(self, call: Call, old: list[Tensor | None]) -> None:
@@ -128,7 +128,7 @@ class Audit:
             now = _sample(target)
             if plain == "copy" and isinstance(by, Tensor):
                 self._follow_copy(key, by, was, now, event)
-            self._follow(key, plain, target, given, named, event)
+            self._follow(plain, target, given, named, event)
             if exact is not None and (by is target or (plain in ("mul", "div") and _is_number(by))):
                 self._note_factor(key, float((exact / was.double()).nanmedian()), event)
             if exact is None or not self.is_older(target):
@@ -151,19 +151,20 @@ class Audit:
             if (data := _stall_of(was, now, wide.to(now.device, torch.float64))) is not None:
                 self._rounded[source] = key, data, wide
 
-    def _follow(self, key: int, plain: str, target: Tensor, given: tuple[Any, ...], named: Any, event: Event) -> None:
+    def _follow(self, plain: str, target: Tensor, given: tuple[Any, ...], named: Any, event: Event) -> None:
         """Follow a state into a wider copy of it (``master.copy_(p)``), and follow what is then written to the copy."""
-        chain = self._chains.pop(key, None)
+        chain = self._chains.get(target)
+        self._chains.drop(target)
         if plain == "copy":
             origins = self._origins(given[0])[:2] if isinstance(given[0], Tensor) else []
             wide = target.dtype == torch.float32 and given[0].shape == target.shape if origins else False
-            follows = wide and key not in {o[1] for o in origins}
+            follows = wide and storage_key(target) not in {o[1] for o in origins}
             exact = self._value(given[0], target).to(target.device, copy=True) if follows else None
         else:
             origins = chain.origins if chain is not None else []
             exact = self._run(plain + "_", chain.exact.clone(), target, given, named) if chain is not None else None
         if exact is not None and len(self._chains) < _MAX_CHAINS:
-            self._chains[key] = _Chain(exact, origins, StorageWeakRef(target.untyped_storage()), (event, plain))
+            self._chains.put(target, _Chain(exact, origins, event))
 
     def _joint_stall(self, key: int, plain: str, was: Tensor, now: Tensor, exact: Tensor,
                      op: tuple[Tensor, tuple[Any, ...], Any]) -> dict[str, Any] | None:  # fmt: skip
@@ -184,7 +185,7 @@ class Audit:
 
     def _comes_from(self, x: Any, target: Tensor) -> bool:
         """Return whether a tensor was computed from the state that it is copied to."""
-        chain = self._chains.get(storage_key(x) or 0) if isinstance(x, Tensor) else None
+        chain = self._chains.get(x) if isinstance(x, Tensor) else None
         return chain is not None and any(key == storage_key(target) for _, key, _ in chain.origins)
 
     def _is_random(self, x: Tensor) -> bool:
@@ -208,9 +209,8 @@ class Audit:
 
     def _value(self, x: Tensor, like: Tensor) -> Tensor:
         """Return the FP64 sample of an operand, exact if it was computed from states."""
-        key = storage_key(x)
-        chain = self._chains.get(key) if key is not None else None
-        if chain is not None and x.shape == like.shape and not chain.storage.expired():
+        chain = self._chains.get(x)
+        if chain is not None and x.shape == like.shape:
             return chain.exact
         if x.numel() == 1:
             return x.detach().reshape(()).double()
@@ -245,18 +245,17 @@ class Audit:
         if exact is not None:
             if name == "sub":
                 self._note_remainder(operands, result, exact)
-            event = self._findings.event_of(call)
-            self._chains[key] = _Chain(exact, origins, StorageWeakRef(result.untyped_storage()), (event, name))
+            chain = _Chain(exact, origins, self._findings.event_of(call))
+            self._chains.put(result, chain)
             if result.dtype in HALF and name != "clone" and not self._is_random(result):
-                self._replace(self._chains[key], key, result)
+                self._replace(chain, key, result)
 
     def _origins(self, x: Tensor) -> list[tuple[StorageWeakRef, int, Tensor]]:
         """Return storages and samples of the states that a tensor was computed from; empty if there are none."""
         key = storage_key(x)
         if key is None:
             return []
-        chain = self._chains.get(key)
-        if chain is not None and not chain.storage.expired():
+        if (chain := self._chains.get(x)) is not None:
             return chain.origins
         if x.dtype in HALF and self.is_older(x):
             return [(StorageWeakRef(x.untyped_storage()), key, _sample(x))]
@@ -264,11 +263,11 @@ class Audit:
 
     def _replace(self, chain: _Chain, key: int, result: Tensor) -> None:
         """Note how a state stalls if a tensor computed from it takes its place."""
-        new = _sample(result)
+        new, storage = _sample(result), StorageWeakRef(result.untyped_storage())
         for old, _, was in chain.origins:
             fits = was.shape == new.shape and was.dtype == new.dtype and len(self._stalls) < _MAX_STALLED
             if fits and (data := _stall_of(was.to(new.device), new, chain.exact)) is not None:
-                self._stalls.append(Stall(key, chain.call[0], data, new=chain.storage, old=old))
+                self._stalls.append(Stall(key, chain.event, data, new=storage, old=old))
 
     def _note_compensation(self, call: Call) -> None:
         """Exempt a state that is subtracted from something: what it did not take up may be added later (Kahan)."""
@@ -318,7 +317,8 @@ class Audit:
         for key, (factor, _, event) in self._factors.items():
             if factor > 1 and (target := targets.of(key))["target"] == "weight":
                 self._findings.add_event("amplified", event, factor, factor=factor, **target)
-        self._stalls, self._chains, self._written, self._rounded, self._factors = [], {}, {}, {}, {}
+        self._stalls, self._written, self._rounded, self._factors = [], {}, {}, {}
+        self._chains.clear()
         self._random.clear()
 
 

@@ -38,10 +38,6 @@ _IN_PLACE = "_call_impl"
 _BY_HOOKS = frozenset(("_wrapped_call_impl", "__call__", "forward"))
 
 
-def _nothing() -> None:
-    pass
-
-
 class CompiledCalls:
     """Receives call notifications from Dynamo (see the module docstring).
 
@@ -126,7 +122,7 @@ class CompiledCalls:
 
     def _handle_call(self) -> Callable[[], None]:
         """Handle a compiled function that is about to be called; return a callback for its end."""
-        return self._enter() or _nothing
+        return self._enter() or (lambda: None)
 
     def _begin_call(self) -> Callable[[], None] | None:
         """Handle a call of compiled code; return a callback for its end, None if there is nothing to do then."""
@@ -174,10 +170,10 @@ class CompiledCalls:
             and _compiles()
         )
 
-    def _on_module(self, module: nn.Module, args: tuple[Any, ...]) -> Callable[[], None]:
+    def _on_module(self, module: nn.Module, args: tuple[Any, ...]) -> Callable[[], None] | None:
         """Run the hooks before a module compiled in place, if not ``instrumented``; return what runs those after it."""
         if self._instrumented:
-            return _nothing
+            return None
         self._before(module, args)
 
         def leave() -> None:
