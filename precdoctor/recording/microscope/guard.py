@@ -19,8 +19,7 @@ from precdoctor.recording.kernels.list_layout import Layout
 from precdoctor.recording.microscope import event_rows
 from precdoctor.recording.microscope.evaluations import Evaluations
 from precdoctor.recording.microscope.given_up import GivenUp
-from precdoctor.recording.microscope.incidents import Incidents
-from precdoctor.recording.microscope.last_gradients import LastGradients
+from precdoctor.recording.microscope.incidents import Incidents, LastGradients
 from precdoctor.recording.microscope.optimizer_replay import SpoiltStep, bad_settings
 from precdoctor.recording.model import live_objects, static
 from precdoctor.recording.model.optimizer_contents import parameters_of
