@@ -23,7 +23,13 @@ from precdoctor.recording.process import attach
 from precdoctor.recording.scene.compiled_function import CompiledFunction
 from precdoctor.recording.scene.loss_graph import GradCall
 from precdoctor.recording.scene.root_call import RootCall
-from precdoctor.recording.scene.state_restore import Attributes, Autocast, buffers_aside, without_hooks
+from precdoctor.recording.scene.state_restore import (
+    Attributes,
+    Autocast,
+    attributes_aside,
+    buffers_aside,
+    without_hooks,
+)
 
 
 @dataclass
@@ -177,7 +183,8 @@ def with_first_attributes(call: RootCall, modules: list[nn.Module]) -> Iterator[
     now = Attributes(modules)
     call.first.attributes.restore()
     try:
-        yield
+        with attributes_aside(modules):
+            yield
     finally:
         now.restore()
 

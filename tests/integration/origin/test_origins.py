@@ -88,6 +88,8 @@ def test_training_that_recovers_goes_on_as_if_nobody_had_looked(faulty):
 
 
 MEMORY = """
+import sys
+
 import torch
 from torch import nn
 
@@ -96,9 +98,15 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.fc, self.memory, self.bank = nn.Linear(4, 4), torch.zeros(4), [torch.zeros(2)]
+        self.scale, self.ready = nn.Parameter(torch.ones(4)), False
 
     def forward(self, x, shift):
         h = self.fc(x)
+        if not self.ready:  # as ActNorm
+            with torch.no_grad():
+                self.scale.copy_(1 / h.std(0))
+            self.ready = True
+        h = h * self.scale
         self.memory.mul_(0.5).add_(h.detach().mean(0))
         self.bank[0].add_(1.0)
         return torch.log(h.square().mean() - shift)
@@ -108,7 +116,7 @@ torch.manual_seed(0)
 net = Net()
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 for step in range(6):
-    loss = net(torch.randn(8, 4), 100.0 if step == 4 else 0.0)
+    loss = net(torch.randn(8, 4), 100.0 if step == int(sys.argv[1]) else 0.0)
     loss.backward()
     if torch.isfinite(loss):
         optimizer.step()
@@ -117,10 +125,11 @@ print(net.memory.tolist(), net.bank[0].tolist())
 """
 
 
-def test_a_replay_does_not_write_to_tensors_that_are_plain_attributes(tmp_path):
+@pytest.mark.parametrize("bad_step", ["0", "4"], ids=["first call", "later call"])
+def test_a_replay_does_not_write_to_tensors_that_are_plain_attributes(tmp_path, bad_step):
     path = script(tmp_path, "memory.py", MEMORY)
-    plain = subprocess.run([sys.executable, str(path)], capture_output=True, check=True)
-    done = record(tmp_path, "--", *warm(path))
+    plain = subprocess.run([sys.executable, str(path), bad_step], capture_output=True, check=True)
+    done = record(tmp_path, "--", *warm(path, bad_step))
     assert done.out == plain.stdout
     events = precdoctor.open_run(done.run).events()
     (data,) = events.loc[events["event"] == "incident", "data"]
