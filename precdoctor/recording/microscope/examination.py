@@ -6,6 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Size
@@ -107,7 +108,8 @@ def examine(
     forward = functools.partial(_forward, calls=calls)
     looks: dict[str, Callable[..., Examination]] = {"outputs": forward, "gradients": _backward, "buffers": _buffers}
     try:
-        with attributes_aside(modules), Alone() if alone else contextlib.nullcontext():
+        instances = [o for o in owners if type(o) is not SimpleNamespace]  # that is no object of the user's
+        with attributes_aside([*modules, *instances]), Alone() if alone else contextlib.nullcontext():
             attributes = Attributes([*modules, *owners])
             try:
                 done = looks[look_at](scene, names, values=values)

@@ -290,11 +290,11 @@ def buffers_aside(modules: Sequence[nn.Module], earlier: Mapping[int, Tensor]) -
 
 
 @contextlib.contextmanager
-def attributes_aside(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Replace tensors in plain attributes of modules (memory banks, caches) by copies inside the context."""
+def attributes_aside(owners: Sequence[object]) -> Iterator[None]:
+    """Replace tensors in plain attributes of objects (memory banks, caches) by copies inside the context."""
     with contextlib.ExitStack() as aside:
-        for module in modules:
-            there = static.module_dict(module)
+        for owner in owners:
+            there = static.own(owner)
             for name, value in list(there.items()):
                 if name not in _MACHINERY and _holds_tensor(value):
                     aside.callback(there.__setitem__, name, value)

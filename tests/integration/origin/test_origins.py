@@ -125,9 +125,43 @@ print(net.memory.tolist(), net.bank[0].tolist())
 """
 
 
-@pytest.mark.parametrize("bad_step", ["0", "4"], ids=["first call", "later call"])
-def test_a_replay_does_not_write_to_tensors_that_are_plain_attributes(tmp_path, bad_step):
-    path = script(tmp_path, "memory.py", MEMORY)
+COMPILED = """
+import sys
+
+import torch
+
+
+class Loss:
+    def __init__(self):
+        self.net, self.memory, self.shift = torch.nn.Linear(4, 4), torch.zeros(4), 0.0
+
+    def compute(self, x):
+        self.memory.add_(1.0)
+        return torch.log(self.net(x).square().mean() - self.shift)
+
+
+torch.manual_seed(0)
+of = Loss()
+compute, optimizer = torch.compile(of.compute, backend="eager"), torch.optim.SGD(of.net.parameters(), lr=0.1)
+for step in range(4):
+    of.shift = 100.0 if step == int(sys.argv[1]) else 0.0
+    loss = compute(torch.randn(8, 4))
+    loss.backward()
+    if not torch.isfinite(loss):
+        of.net.zero_grad()
+    optimizer.step()
+    optimizer.zero_grad()
+print(of.memory.tolist())
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "bad_step"),
+    [(MEMORY, "0"), (MEMORY, "4"), (COMPILED, "2")],
+    ids=["first call", "later call", "compiled method"],
+)
+def test_a_replay_does_not_write_to_tensors_that_are_plain_attributes(tmp_path, text, bad_step):
+    path = script(tmp_path, "memory.py", text)
     plain = subprocess.run([sys.executable, str(path), bad_step], capture_output=True, check=True)
     done = record(tmp_path, "--", *warm(path, bad_step))
     assert done.out == plain.stdout
