@@ -10,13 +10,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from precdoctor.recording.kernels.cuda import stream_of
 from precdoctor.recording.kernels.tiling import Tiling, is_aligned, tiling
+
+if TYPE_CHECKING:
+    from precdoctor.recording.kernels.slot_memory import Bank
 
 #: A row of the table: up to three addresses, those of the slot's integers and floats, its first program; the tiling.
 TILING: Final = 6
@@ -66,25 +70,15 @@ class Member(NamedTuple):
     tiling: Tiling
 
 
-class Home(Protocol):
-    """The slots of one device."""
-
-    def addresses(self, slot: int) -> tuple[int, int]:
-        """Return the addresses of a slot's integer and float row."""
-
-
 def grouped(
-    jobs: Iterable[Job],
-    home: Callable[[torch.device], Home],
-    want: Callable[[int], int],
-    stream: Callable[[Tensor], int],
+    jobs: Iterable[Job], home: Callable[[torch.device], Bank], want: Callable[[int], int]
 ) -> dict[Group, list[Member]]:
     """Sort jobs into groups that can share a launch, in their original order.
 
     Args:
         jobs: any, as long as no slot occurs twice.
+        home: returns the bank of a device.
         want: returns blocks and fingerprint of a slot, as a bit mask.
-        stream: returns the current stream of a tensor's device.
     """
     groups: dict[Group, list[Member]] = {}
     streams: dict[torch.device, int] = {}
@@ -97,7 +91,7 @@ def grouped(
             tensors, blocks, kind = [before, x, intended], 0, intended.dtype
             on = tiling(x.shape, None, torch.float32, 0)
         if x.device not in streams:
-            streams[x.device] = stream(x)
+            streams[x.device] = stream_of(x)
         pointers = [t.data_ptr() for t in tensors]
         wide = is_aligned(pointers, on)
         group = Group(x.device, streams[x.device], x.dtype, blocks, on.width, on.flat, wide, job.restart, kind)
