@@ -20,7 +20,7 @@ from precdoctor.recording.kernels.batched import Job as Job
 from precdoctor.recording.kernels.batched import Tables as Tables
 from precdoctor.recording.kernels.cuda import stay_out_of_captures as stay_out_of_captures
 from precdoctor.recording.kernels.cuda import stream_of as stream_of
-from precdoctor.recording.kernels.native_cpu import supports_update as makes_updates
+from precdoctor.recording.kernels.native_cpu import supports_update as supports_update
 from precdoctor.recording.kernels.outside_user_modes import apart_from_every_mode as apart_from_every_mode
 from precdoctor.recording.kernels.outside_user_modes import apart_from_user_modes as apart_from_user_modes
 from precdoctor.recording.kernels.outside_user_modes import is_unwatched, modes_open
@@ -158,7 +158,7 @@ def update(before: Tensor, after: Tensor, intended: Tensor | Adam, slot: int) ->
     if home is None:
         return
     home.launches += 1
-    if isinstance(intended, Adam) or makes_updates(before, after, intended):
+    if isinstance(intended, Adam) or supports_update(before, after, intended):
         native_cpu.update_at(before, after, intended, *home.addresses(slot), home.counter_address)
     else:
         reference.measure_update(before, after, intended, *home.row(slot), home.counter)

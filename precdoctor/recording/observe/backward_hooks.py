@@ -168,7 +168,7 @@ class BackwardHooks:
                     facts.root_factors.append(factor)
             if recorder.live:
                 name = "" if len(roots) == 1 else str(index)
-                recorder.measure(recorder.site(_LOSS, "loss", name, root), root)
+                recorder.measure(_LOSS, "loss", name, root)
         if recorder.live or not self._optimizerless.has_optimizer:
             self.hook_parameters()
 
@@ -276,8 +276,8 @@ class BackwardHooks:
             if parameter.is_cuda:
                 self._early.arriving.append(weakref.ref(parameter))
             if recorder.wants(place):
-                site = recorder.site(place, "weight_grad", name, grad)
-                recorder.measure(site, grad, restart=True, together=gradients.waiting_room(grad))
+                together = gradients.waiting_room(grad)
+                recorder.measure(place, "weight_grad", name, grad, restart=True, together=together)
 
         return precdoctor_weight_grad
 

@@ -299,8 +299,7 @@ class ForwardHooks:
                 continue  # weights and buffers have their own rows
             if (dense := tensor_leaves.plain(x)) is not None:
                 kind = "batch" if frame.outermost and x.grad_fn is None else "input"
-                recorder.measure(self._site(frame, kind, name, x), x, dense)
-                self._seen.add(x)
+                self._measure(frame, kind, name, x, dense)
 
     # --- leaving -----------------------------------------------------------------------------------------------------
 
@@ -338,7 +337,8 @@ class ForwardHooks:
 
     def _record_outputs(self, frame: Frame, result: Any) -> None:
         """Record the outputs that have no row yet, and hook their gradients; while recomputing, only hook them."""
-        recorder = self._recorder
+        recorder, place = self._recorder, frame.place
+        assert place is not None, "the call is recorded"
         recompute = _in_recompute() != -1
         for name, x in tensor_leaves.floating(result):
             if (self._last_hooked is not None and self._last_hooked() is x) if recompute else self._seen.tensor(x):
@@ -347,11 +347,12 @@ class ForwardHooks:
             if dense is None:
                 continue
             if not recompute:
-                recorder.measure(self._site(frame, "output", name, x), x, dense)
-                self._seen.add(x)
+                self._measure(frame, "output", name, x, dense)
             if x.requires_grad and x.grad_fn is not None:
                 self._last_hooked = weakref.ref(x)
-                x.register_hook(functools.partial(self._gradient_hook, self._site(frame, "grad_output", name, x)))
+                evaluating = frame.mode.evaluating
+                site = recorder.slots.site(place, "grad_output", name, x, call=frame.call, evaluating=evaluating)
+                x.register_hook(functools.partial(self._gradient_hook, site))
 
     def _record_gradient(self, site: Site, grad: Tensor | None) -> None:
         """Record the gradient of an output as the backward pass reaches it."""
@@ -360,8 +361,7 @@ class ForwardHooks:
             root.trained = True
         if grad is None or not recorder.live or not recorder.in_backward:
             return  # compiled graphs pass None for a gradient that does not exist
-        own = recorder.site(site.place, site.kind, site.name, grad, call=site.call, evaluating=site.evaluating)
-        entry = recorder.measure(own, grad)
+        entry = recorder.measure(site.place, site.kind, site.name, grad, call=site.call, evaluating=site.evaluating)
         if entry is not None and site.evaluating:
             self._mark_as_training(entry)
 
@@ -373,12 +373,12 @@ class ForwardHooks:
 
     # --- shared ------------------------------------------------------------------------------------------------------
 
-    def _site(self, frame: Frame, kind: str, name: str, x: Tensor) -> Site:
+    def _measure(self, frame: Frame, kind: str, name: str, x: Tensor, dense: Tensor) -> None:
+        """Make the row of a tensor of a call."""
         assert frame.place is not None
-        mode = frame.mode
-        return self._recorder.site(
-            frame.place, kind, name, x, call=frame.call, phase=mode.phase, evaluating=mode.evaluating
-        )
+        call, phase, evaluating = frame.call, frame.mode.phase, frame.mode.evaluating
+        self._recorder.measure(frame.place, kind, name, x, dense, call=call, phase=phase, evaluating=evaluating)
+        self._seen.add(x)
 
 
 #: Most Python frames between a hook and the module call that runs it.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor, nn
 
-from precdoctor.recording.model import cached_keys, static, tensor_leaves
+from precdoctor.recording.model import cached_keys, static
 from precdoctor.recording.model.module_names import Place
 from precdoctor.recording.recorder import Recorder
 
@@ -91,11 +91,9 @@ class KvCaches:
         if not recorder.wants(place):
             return
         for kind, x in zip(_KINDS, (key, value), strict=True):
-            dense = tensor_leaves.plain(x)
-            if dense is None:
-                continue
-            mode = frame.mode
-            site = recorder.site(place, kind, name, x, call=frame.call, phase=mode.phase, evaluating=mode.evaluating)
-            entry = recorder.measure(site, x, dense, restart=bool(self._attention_slots) and not shown)
+            restart, mode = bool(self._attention_slots) and not shown, frame.mode
+            entry = recorder.measure(
+                place, kind, name, x, call=frame.call, phase=mode.phase, evaluating=mode.evaluating, restart=restart
+            )
             if shown and entry is not None:
                 self._attention_slots.append(entry.slot)

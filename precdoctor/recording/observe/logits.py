@@ -330,8 +330,7 @@ class Logits:
             except torch.OutOfMemoryError:
                 return None
             called = f"{name}.{number}" if number else name
-            site = recorder.site(place, "logits", called, x, call=call, phase=phase, evaluating=evaluating)
-            entry = recorder.measure(site, x, values)
+            entry = recorder.measure(place, "logits", called, x, values, call=call, phase=phase, evaluating=evaluating)
             if entry is not None:
                 entry.sharpness = Sharpness(role, heads, deferred(numbers))
         return entry

@@ -33,7 +33,7 @@ from precdoctor.recording.recorder.sampling import Sampler
 from precdoctor.recording.slots.batched_launch import BatchedLaunch
 from precdoctor.recording.slots.deferred import CUDA, is_capturing
 from precdoctor.recording.slots.group_sums import measured_groups
-from precdoctor.recording.slots.slot_table import MOST_NAMES, OTHERS, Entry, Site, SlotTable
+from precdoctor.recording.slots.slot_table import MOST_NAMES, OTHERS, Entry, SlotTable
 from precdoctor.recording.slots.step_batch import EventBatch, StepBatch, StepFacts
 
 if TYPE_CHECKING:
@@ -79,7 +79,6 @@ class Recorder:
         self.claim = Claim(self)
         self.names = Names()
         self.slots = SlotTable(inference=self.options.inference, crowded=self._too_many_names)
-        self.site = self.slots.site
         self.facts: Facts | None = None
         self.drain: Drain | None = None
         self.errors = self.micro_step = 0
@@ -226,22 +225,28 @@ class Recorder:
 
     def measure(
         self,
-        site: Site,
+        place: Place,
+        kind: str,
+        name: str,
         x: Tensor,
         dense: Tensor | None = None,
         *,
+        call: int = 0,
+        phase: str = "train",
+        evaluating: bool = False,
         restart: bool = False,
         launch: Callable[[Tensor, int], None] = kernels.stat,
         together: BatchedLaunch | None = None,
     ) -> Entry | None:
-        """Add ``x``'s statistics to its slot; return None if ``x`` gets no row.
+        """Add the elements of ``dense``, by default ``x``'s own, to the slot of ``x``; return None if it gets no row.
 
         ``restart`` clears the slot first; ``together`` may defer the read.
         """
         kinds = self.options.kinds
-        dense = None if kinds and site.kind not in kinds else tensor_leaves.plain(x) if dense is None else dense
+        dense = None if kinds and kind not in kinds else tensor_leaves.plain(x) if dense is None else dense
         if dense is None:
             return None
+        site = self.slots.site(place, kind, name, x, call=call, phase=phase, evaluating=evaluating)
         if launch is kernels.stat and type(dense) in tensor_leaves.EXACT and kernels.reads_memory(dense):
             entry = self.slots.entry(site, dense.device)
             kernels.read(dense, entry.slot, restart=restart)
@@ -254,7 +259,7 @@ class Recorder:
                     launch(dense, entry.slot)
         entry.shape, entry.micro_step = tuple(x.shape), self.micro_step
         entry.first_micro_step = self.micro_step if entry.first_micro_step is None else entry.first_micro_step
-        entry.groups += measured_groups(site.kind, dense) if self.claim.measures_groups else ()
+        entry.groups += measured_groups(kind, dense) if self.claim.measures_groups else ()
         return entry
 
     def wants(self, place: Place) -> bool:
