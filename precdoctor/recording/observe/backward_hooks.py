@@ -123,8 +123,8 @@ class BackwardHooks:
             hooks.let_go(stack)
         if hooks.out:
             hooks.resume()
-        if hooks.recomputes and self._optimizerless.has_optimizer and not stack:
-            hooks.rest_in_backward()
+        if hooks.recomputes and self._optimizerless.has_optimizer and not (stack or self._recorder.live):
+            hooks.take_out()
 
     def _before_backward(self, tensors: Tensor | Iterable[Tensor] | None, gradients: Any) -> None:
         """Record what is known before the backward pass; ``gradients`` are those given for its roots, or None."""
@@ -149,7 +149,9 @@ class BackwardHooks:
         self._abandoned.backward_begins()
         self._kept_gradients.backward_begins()
         facts, losses = recorder.current, self._kept_gradients.losses
-        losses.backward_begins(roots, gradients)
+        losses.passes += 1
+        if losses.in_use:
+            losses.backward_begins(roots, gradients)
         if losses.pass_is_scaled is False:
             facts.unscaled_passes.append(recorder.micro_step)
             facts.unscaled_losses.append(len(facts.losses))
@@ -239,7 +241,8 @@ class BackwardHooks:
         """Between samples, remove our hooks from parameters, except beside other hooks, whose order must not change."""
         if self._logits.follows:
             self._logits.close()
-        self._module_hooks.resume()
+        if self._module_hooks.out:
+            self._module_hooks.resume()
         if not self._hooked or self._recorder.live or not self._optimizerless.has_optimizer:
             return
         for key, (ref, handle) in list(self._hooked.items()):

@@ -60,7 +60,7 @@ class EarlyLook:
         #: Time of this step's early look, and the number of steps in a row whose look came too late.
         self._look_time, self._late_looks = 0, 0
         self._layout, self.rest = Layout(), Layout()
-        self._look = guarded(recorder)(self._read_early)
+        self._guarded_read = guarded(recorder)(self._read_early)
         self.found: tuple[tuple[Deferred, Deferred], frozenset[int], tuple[tuple[int, int], ...]] | None = None
         recorder.when_forked.append(self.forget)
         recorder.when_turned_off.append(self.forget)
@@ -92,7 +92,7 @@ class EarlyLook:
         if last is None or recorder.options.on_nonfinite != "examine" or attach.has_other_ranks():
             return
         self._early = order[:count]
-        self.hook = last.register_post_accumulate_grad_hook(lambda _: self._look())
+        self.hook = last.register_post_accumulate_grad_hook(lambda _: self._guarded_read())
 
     def _read_early(self) -> None:
         """Read the gradients early, in the last backward pass of the step."""
@@ -136,8 +136,8 @@ class GradientLooks:
     def __init__(self, recorder: Recorder, scalers: Scalers, in_closure: Callable[[], bool], early: EarlyLook) -> None:
         self._recorder, self._scalers, self._in_closure = recorder, scalers, in_closure
         self._early = early
-        #: The reading of this step's gradients, so that no one has to read them again.
-        self._look: Look | None = None
+        #: The reading of this step's gradients, so that no one has to read them again; None once the guard has it.
+        self.look: Look | None = None
         self._layouts: static.ByIdentity[torch.optim.Optimizer, Layout] = static.ByIdentity()
         self._clipped = Layout()
         #: Whether the optimizer's gradients get no rows on sampled steps, like those of master copies.
@@ -147,27 +147,19 @@ class GradientLooks:
         """Patch clipping: gradients are read before they are clipped."""
         clipping.install(self._recorder, self._note_clip, self._is_covered, self._keep_after_clip)
 
-    def take(self) -> Look | None:
-        """Return this step's reading of the gradients, once; None if there is none."""
-        look, self._look = self._look, None
-        return look
-
-    def forget(self) -> None:
-        self._look = None
-
     def before_step(self, optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
         """Read the gradients that the optimizer is about to use, unless this step's are known already."""
         facts = self._recorder.current
         if self._recorder.live:
             self._has_no_rows = facts.gradients_of is None
-        if facts.grad_norm is not None or (facts.gradients_of is not None and self._look is not None):
+        if facts.grad_norm is not None or (facts.gradients_of is not None and self.look is not None):
             return
         layout = self._layouts.get(optimizer) or self._layouts.put(optimizer, Layout())
         if facts.gradients_of is None:
-            self._look = self._read(parameters_in_place(groups), layout)
+            self.look = self._read(parameters_in_place(groups), layout)
         elif self._recorder.options.on_nonfinite != "observe":  # rows also give the norm, but too late to judge
             whole = gradient_sentinel(parameters_in_place(groups), layout)
-            self._look = None if whole is None else Look(whole[1])
+            self.look = None if whole is None else Look(whole[1])
 
     def before_further(self, optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
         """Read the gradients of one more optimizer in the same backward pass, without waiting for a GPU."""
@@ -181,7 +173,7 @@ class GradientLooks:
         facts.grad_norm, facts.grad_amax = found
         if type(amax) is not float and self._recorder.options.on_nonfinite == "examine":
             amax, late = 0.0, found[1]
-        self._look = Look(amax, late=late)
+        self.look = Look(amax, late=late)
 
     def after_closure(self, optimizer: torch.optim.Optimizer) -> None:
         """Read the gradients of a step whose closure made them."""
@@ -195,7 +187,7 @@ class GradientLooks:
         if known or self._recorder.capture.runs:
             return
         if (found := self._read(parameters, layout)) is not None:
-            self._look = Look.at(found.amax, parameters, found.late)
+            self.look = Look.at(found.amax, parameters, found.late)
 
     def _read(self, parameters: Sequence[Tensor], layout: Layout) -> Look | None:
         """Read the current gradients; None if there are none."""
@@ -250,9 +242,9 @@ class GradientLooks:
 
     def _is_covered(self, parameters: list[Tensor]) -> bool:
         """Return whether this step's reading covers these gradients, unchanged."""
-        return self._look is not None and self._look.covers(parameters)
+        return self.look is not None and self.look.covers(parameters)
 
     def _keep_after_clip(self, parameters: list[Tensor]) -> None:
         """Keep the reading after a clip: finite gradients are still finite."""
-        assert self._look is not None, "only called after covered"
-        self._look = Look.at(self._look.amax, parameters, self._look.late)
+        assert self.look is not None, "only called after covered"
+        self.look = Look.at(self.look.amax, parameters, self.look.late)

@@ -81,6 +81,7 @@ class Recorder:
         self.slots = SlotTable(inference=self.options.inference, crowded=self._too_many_names)
         self.facts: Facts | None = None
         self.drain: Drain | None = None
+        self.evidence: deque[Evidence] = deque()  # the drain's, once there is one
         self.errors = self.micro_step = 0
         #: Whether a hook body is running and charged with its time (:mod:`~precdoctor.recording.recorder.hook_guard`);
         #: whether the log is being closed, so that Python may refuse to start a thread.
@@ -381,11 +382,6 @@ class Recorder:
     def halt(self) -> str | None:
         """Why the run must stop; None until ``--halt-on`` asks for it."""
         return self.drain.halt if self.drain is not None else None
-
-    @property
-    def evidence(self) -> deque[Evidence]:
-        """Recorded numbers that justify a deep scan, oldest first."""
-        return self.drain.evidence if self.drain is not None else deque()
 
     def warn(self, message: str) -> None:
         self.event("warning", data={"message": message})

@@ -147,6 +147,7 @@ class Claim:
         recorder = self._recorder
         rank = attach.global_rank()
         recorder.drain = Drain(recorder.run, rank, recorder.options, threaded=not ending)
+        recorder.evidence = recorder.drain.evidence
         recorder.live = recorder.live or (recorder.current.sampled and not ending)
         _attach_file.note(str(recorder.run), "armed")
         waiting, self._waiting_events = self._waiting_events, []

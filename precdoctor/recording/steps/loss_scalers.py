@@ -54,7 +54,7 @@ class Scalers:
         recorder.when_forked.append(self._updated.clear)
         self._logged: static.ByIdentity[torch.amp.GradScaler, bool] = static.ByIdentity()
         #: Scalers whose ``scale`` was used since their last ``update``: gradients carry their scale.
-        self.in_use: static.ByIdentity[torch.amp.GradScaler, bool] = static.ByIdentity()
+        self.in_use: dict[int, weakref.ref[torch.amp.GradScaler]] = {}
         self._sharded_patched = False
 
     def install(self) -> None:
@@ -69,7 +69,7 @@ class Scalers:
         False if the script has written to gradients after the backward pass: it unscales by hand. None if no scaler is
         in use, and before the first step.
         """
-        if not (in_use := self.in_use.keys()):
+        if not (in_use := [scaler for ref in self.in_use.values() if (scaler := ref()) is not None]):
             return None
         stages = {
             key: state["stage"].value
@@ -136,7 +136,7 @@ class Scalers:
         """Remember the losses that ``scale`` was given, and its results."""
         if self._recorder.state == "armed" and _is_enabled(scaler):
             self._meet(scaler)
-            self.in_use.put(scaler, True)
+            self.in_use[id(scaler)] = weakref.ref(scaler)
             self._kept.losses.given(scaler, outputs, scaled)
 
     def _note_unscaled(
@@ -153,7 +153,7 @@ class Scalers:
         if self.unscaled and self._recorder.state == "armed" and not self._recorder.capture.runs:
             self._end_left_out(scaler)
         self._kept.losses.updated(scaler)
-        self.in_use.drop(scaler)
+        self.in_use.pop(id(scaler), None)
 
     def _stepping(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``step``: it is an attempt."""

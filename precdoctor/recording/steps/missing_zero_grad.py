@@ -97,19 +97,24 @@ class _Watch:
         self.sums = RescaledSums()
         self.mixed = MixedPasses()
 
-    def look(self) -> None:
-        """Note the watched gradient's current state; watch another parameter's gradient if it is gone."""
+    def look(self) -> bool:
+        """Note the watched gradient's current state, and return whether it has changed.
+
+        If the gradient is gone, watch another parameter's.
+        """
         state, optimizer = self.state, self.optimizer()
         known = state.parameter() if state is not None else None
         grad = known.grad if known is not None else None
         if state is not None and type(grad) is Tensor and grad.layout is torch.strided and not grad.is_inference():
-            if state.grad() is not grad:
-                state.grad = weakref.ref(grad)
+            if (same := state.grad() is grad) and state.version == grad._version:
+                return False
+            state.grad = state.grad if same else weakref.ref(grad)
             state.version = grad._version
-            return
+            return True
         self.state = _GradientState.of(known) if known is not None else None
         if self.state is None and optimizer is not None:
             self.state = next((s for p in parameters_of(optimizer) if (s := _GradientState.of(p)) is not None), None)
+        return True
 
 
 class KeptGradients:
@@ -145,13 +150,12 @@ class KeptGradients:
             if watch.optimizer() is None:
                 self._end_series(self._watches.pop(key))
                 continue
-            changed = watch.state is None or not watch.state.untouched
+            changed = watch.look()
             if self.losses.in_use:
                 watch.mixed.pass_ended(self.losses, self._context.micro_step - 1, changed=changed)
             if changed:
                 watch.passes += 1
                 watch.summed += 1
-                watch.look()
                 if self._context.live and watch.sums.expected and (optimizer := watch.optimizer()) is not None:
                     watch.sums.measure(parameters_of(optimizer))
 
