@@ -52,7 +52,6 @@ class Scalers:
         #: Ids of the optimizers in ``unscaled`` whose scaler has been updated since, after finite gradients.
         self._updated: set[int] = set()
         recorder.when_forked.append(self._updated.clear)
-        self._logged: static.ByIdentity[torch.amp.GradScaler, bool] = static.ByIdentity()
         #: Scalers whose ``scale`` was used since their last ``update``: gradients carry their scale.
         self.in_use: dict[int, weakref.ref[torch.amp.GradScaler]] = {}
         self._sharded_patched = False
@@ -87,11 +86,9 @@ class Scalers:
         return any(p.requires_grad and p.grad is not None and id(p) not in unscaled for p in parameters)
 
     def _meet(self, scaler: torch.amp.GradScaler) -> None:
-        """Log a scaler's facts the first time it is used."""
-        if not self._logged.get(scaler):
-            self._logged.put(scaler, True)
-            if self._recorder.facts is not None:
-                self._recorder.facts.scaler(scaler)
+        """Log a scaler's facts the first time it is used in a run."""
+        if self._recorder.facts is not None:
+            self._recorder.facts.scaler(scaler)
 
     # --- patches -----------------------------------------------------------------------------------------------------
 

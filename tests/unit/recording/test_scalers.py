@@ -115,3 +115,12 @@ def test_an_optimizer_nobody_has_met_is_believed(training):
     scalers._optimizer_of = lambda _: None
     scaler.unscale_(second)
     assert scalers.still_scaled(parameters(*layers)) is False
+
+
+def test_a_scaler_is_logged_in_every_run_that_uses_it(training):
+    scalers, scaler, _, _ = training
+    for _ in range(2):  # a second `precdoctor.record` in one process
+        logged = []
+        scalers._recorder.facts = types.SimpleNamespace(scaler=logged.append)
+        scalers._meet(scaler)
+        assert logged == [scaler]
