@@ -94,42 +94,33 @@ class Scalers:
 
     def _patch(self, kind: type[torch.amp.GradScaler]) -> None:
         """Have calls noted of those methods that a class defines itself."""
-        notes: dict[str, Callable[..., None]] = {
-            "unscale_": self._note_unscaled, "update": self._note_update,
-        }  # fmt: skip
-        for name in notes.keys() & vars(kind).keys():
-            setattr(kind, name, self._noting(getattr(kind, name), notes[name], after=name == "unscale_"))
-        if "scale" in vars(kind):
-            kind.scale = self._scaling(kind.scale)  # type: ignore[method-assign]
+        before = {"update": self._note_update}
+        after = {"scale": self._note_losses, "unscale_": self._note_unscaled}
+        for name in (before.keys() | after.keys()) & vars(kind).keys():
+            setattr(kind, name, self._noting(getattr(kind, name), before.get(name), after.get(name)))
 
-    def _noting(self, original: Callable[..., Any], note: Callable[..., None], *, after: bool) -> Callable[..., Any]:
-        """Wrap a method: call ``note`` with the same arguments, before it or once it has returned."""
-        guarded_note = guarded(self._recorder)(note)
+    def _noting(
+        self,
+        original: Callable[..., Any],
+        before: Callable[..., None] | None,
+        after: Callable[..., None] | None,
+    ) -> Callable[..., Any]:
+        """Wrap a method: call ``before`` with its arguments; then ``after`` with its result and these."""
+        guard = guarded(self._recorder)
+        begin, end = guard(before) if before is not None else None, guard(after) if after is not None else None
 
         @functools.wraps(original)
-        def method(scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
-            if not after:
-                guarded_note(scaler, *args, **kwargs)
-            result = original(scaler, *args, **kwargs)
-            if after:
-                guarded_note(scaler, *args, **kwargs)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            if begin is not None:
+                begin(*args, **kwargs)
+            result = original(*args, **kwargs)
+            if end is not None:
+                end(result, *args, **kwargs)
             return result
 
         return method
 
-    def _scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap ``scale``: remember the losses and what it returns for them."""
-        note = guarded(self._recorder)(self._note_losses)
-
-        @functools.wraps(original)
-        def scale(scaler: torch.amp.GradScaler, outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            scaled = original(scaler, outputs, *args, **kwargs)
-            note(scaler, outputs, scaled)
-            return scaled
-
-        return scale
-
-    def _note_losses(self, scaler: torch.amp.GradScaler, outputs: Any, scaled: Any) -> None:
+    def _note_losses(self, scaled: Any, scaler: torch.amp.GradScaler, outputs: Any, *_: Any, **__: Any) -> None:
         """Remember the losses that ``scale`` was given, and its results."""
         if self._recorder.state == "armed" and _is_enabled(scaler):
             self._meet(scaler)
@@ -137,7 +128,7 @@ class Scalers:
             self._kept.losses.given(scaler, outputs, scaled)
 
     def _note_unscaled(
-        self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, *_: Any, **__: Any
+        self, _result: None, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, *_: Any, **__: Any
     ) -> None:
         """Remember the optimizer whose gradients ``unscale_``, which raises if called twice, has unscaled."""
         if self._recorder.state == "armed" and _is_enabled(scaler):

@@ -298,20 +298,13 @@ class KeptGradients:
         watch.copies = []
 
     def _report(self, watch: _Watch) -> None:
-        data = {
-            "message": f"the gradients of {watch.name} have not been zeroed since step {watch.since}",
-            "what": "kept-gradients",
-            "optimizer": watch.name,
-            "since": watch.since,
-            "steps": watch.steps,
-            "summed": watch.summed,
-            "kept": watch.unchanged,
-            "of": watch.compared,
-        }
-        self._event(watch, data)
+        message = f"the gradients of {watch.name} have not been zeroed since step {watch.since}"
+        numbers = {"since": watch.since, "steps": watch.steps, "summed": watch.summed}
+        self._event(watch, "kept-gradients", message, **numbers, kept=watch.unchanged, of=watch.compared)
 
-    def _event(self, watch: _Watch, data: dict[str, Any]) -> None:
+    def _event(self, watch: _Watch, what: str, message: str, **numbers: Any) -> None:
         """Log a warning event at the place of the watched parameter."""
+        data = {"message": message, "what": what, "optimizer": watch.name, **numbers}
         parameter = watch.state.parameter() if watch.state is not None else None
         found = self._context.names.parameter(parameter) if parameter is not None else None
         where = {"root": found[0].root, "module": found[0].module} if found is not None else {}
@@ -356,19 +349,14 @@ class KeptGradients:
             self._report_unscaled(watch)
 
     def _report_sums(self, watch: _Watch) -> None:
-        if (data := watch.sums.data(watch.name)) is not None:
-            self._event(watch, data)
+        if (found := watch.sums.found()) is not None:
+            message = f"{watch.name} steps with gradients that were multiplied by {found['factor']:.3g} after each pass"
+            self._event(watch, "rescaled-sum", message, **found)
 
     def _report_unscaled(self, watch: _Watch) -> None:
-        data = {
-            "message": f"{watch.name} steps with gradients that were unscaled {watch.most_unscaled} times",
-            "what": "unscaled-again",
-            "optimizer": watch.name,
-            "times": watch.most_unscaled,
-            "steps": watch.repeated,
-            "of": watch.attempts,
-        }
-        self._event(watch, data)
+        message = f"{watch.name} steps with gradients that were unscaled {watch.most_unscaled} times"
+        times, steps = watch.most_unscaled, watch.repeated
+        self._event(watch, "unscaled-again", message, times=times, steps=steps, of=watch.attempts)
 
     # --- losses without the scale ------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -108,20 +108,11 @@ class RescaledSums:
             self._rescaled += 1
             self._factor, self._passes = first, passes
 
-    def data(self, optimizer: str) -> dict[str, Any] | None:
-        """Return the data of a warning event; None if no step was rescaled. Waits for the last measurement."""
+    def found(self) -> dict[str, float] | None:
+        """Return the numbers of a warning event; None if no step was rescaled. Waits for the last measurement."""
         self._judge(wait=True)
-        if not self._rescaled:
-            return None
-        return {
-            "message": f"{optimizer} steps with gradients that were multiplied by {self._factor:.3g} after each pass",
-            "what": "rescaled-sum",
-            "optimizer": optimizer,
-            "factor": self._factor,
-            "passes": self._passes,
-            "steps": self._rescaled,
-            "of": self._steps,
-        }
+        numbers = {"factor": self._factor, "passes": self._passes, "steps": self._rescaled, "of": self._steps}
+        return numbers if self._rescaled else None
 
 
 def _plain(parameter: Tensor) -> Tensor | None:
