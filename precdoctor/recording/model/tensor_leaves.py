@@ -228,6 +228,12 @@ def plain(x: Tensor) -> Tensor | None:
     return x if x.dtype.is_floating_point else None
 
 
+def plain_gradient(parameter: Tensor) -> Tensor | None:
+    """Return the gradient of a parameter if it is a dense tensor of torch's own class with a version counter."""
+    grad = parameter.grad
+    return grad if grad is not None and not grad.is_inference() and plain(grad) is grad else None
+
+
 def _plain_of_subclass(x: Tensor) -> Tensor | None:
     if is_wrapped(x):
         local: Any = static.attribute(x, "_local_tensor")

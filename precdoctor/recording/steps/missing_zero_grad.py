@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording import kernels
-from precdoctor.recording.model import tensor_leaves
 from precdoctor.recording.model.optimizer_contents import parameters_of
+from precdoctor.recording.model.tensor_leaves import plain_gradient
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.slots.deferred import Deferred, defer, is_capturing, read
@@ -53,10 +53,8 @@ class _GradientState:
     @classmethod
     def of(cls, parameter: Tensor) -> _GradientState | None:
         """Return a parameter's gradient as it is now; None if there is none, or it has no version counter."""
-        grad = parameter.grad
-        if grad is None or tensor_leaves.plain(grad) is not grad or grad.is_inference():
-            return None
-        return cls(weakref.ref(parameter), weakref.ref(grad), grad._version)
+        grad = plain_gradient(parameter)
+        return None if grad is None else cls(weakref.ref(parameter), weakref.ref(grad), grad._version)
 
     def gradient(self) -> Tensor | None:
         """Return the parameter's gradient; None if it has been replaced or dropped."""
