@@ -79,6 +79,12 @@ def of_class(x: Any, name: str, default: Any = None) -> Any:
     return default
 
 
+def slots(kind: type) -> list[MemberDescriptorType]:
+    """Return the slots of a class and its bases, without those of a builtin base, which are read-only."""
+    own = (found for each in mro(kind) if "__slots__" in (found := members(each)))
+    return [m for found in own for m in found.values() if type(m) is MemberDescriptorType]
+
+
 def defines(kind: type, name: str) -> bool:
     """Return whether a class, or a base of it other than ``object``, defines this name."""
     for each in mro(kind):
