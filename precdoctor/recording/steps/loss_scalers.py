@@ -95,7 +95,7 @@ class Scalers:
     def _patch(self, kind: type[torch.amp.GradScaler]) -> None:
         """Have calls noted of those methods that a class defines itself."""
         before = {"update": self._note_update}
-        after = {"scale": self._note_losses, "unscale_": self._note_unscaled}
+        after: dict[str, Callable[..., None]] = {"scale": self._note_losses, "unscale_": self._note_unscaled}
         for name in (before.keys() | after.keys()) & vars(kind).keys():
             setattr(kind, name, self._noting(getattr(kind, name), before.get(name), after.get(name)))
 
