@@ -33,7 +33,7 @@ from precdoctor.recording.observe.call_frame import (
 )
 from precdoctor.recording.observe.frozen_and_buffers import FrozenAndBuffers, RecordedTensors
 from precdoctor.recording.observe.logits import Logits
-from precdoctor.recording.observe.module_hooks import ModuleHooks, arguments_of_call, keyword_arguments
+from precdoctor.recording.observe.module_hooks import ModuleHooks, arguments_of_call, named_arguments
 from precdoctor.recording.ops.dispatched_ops import sequence_number
 from precdoctor.recording.ops.source_lines import calls_in_progress
 from precdoctor.recording.recorder import Recorder
@@ -191,13 +191,11 @@ class ForwardHooks:
         if inside is None:
             self._enter_root(frame, place.root, args, recompute=recompute)
         if frame.recorded and not recompute:
-            self._record_inputs(frame, {**dict(enumerate(args)), **keyword_arguments()})
+            self._record_inputs(frame, named_arguments(args))
         if inside is None and not recompute:
             self._look_at_ops(frame, args)
         if self._casts.met:
-            named = self._casts.looks_at(module)
-            arguments: dict[Any, Any] = dict(enumerate(args)) if named else {}
-            arguments.update(keyword_arguments() if named else {})
+            arguments = named_arguments(args) if self._casts.looks_at(module) else {}
             self._casts.entered(frame, arguments, recompute=recompute)
 
     def _let_go_of_interrupted(self, stack: list[Frame], module: nn.Module | None = None) -> bool:
@@ -230,7 +228,7 @@ class ForwardHooks:
         if recompute:
             return
         if recorder.trace is not None:
-            recorder.trace.root_called(frame.module, root, {**dict(enumerate(args)), **keyword_arguments()})
+            recorder.trace.root_called(frame.module, root, named_arguments(args))
         if not self._scene.enabled:
             return
         if frame.mode.phase and (torch.is_grad_enabled() or frame.mode.delegated):
@@ -247,9 +245,9 @@ class ForwardHooks:
         if mode.phase == "train" and not mode.delegated and (recorder.drain is not None or recorder.claim.may_train):
             self._window.enter_root(frame.module)
             if self._window.is_open:
-                self._window.root_called(frame.module, {**dict(enumerate(args)), **keyword_arguments()})
+                self._window.root_called(frame.module, named_arguments(args))
         if self._recorder.live and self._caches.takes():
-            self._caches.root_begins(frame, {**dict(enumerate(args)), **keyword_arguments()})
+            self._caches.root_begins(frame, named_arguments(args))
         if self._recorder.live:
             self._logits.root_begins(frame)
 

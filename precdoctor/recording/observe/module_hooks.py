@@ -162,17 +162,18 @@ def _is_supported() -> bool:
     return seen == ["before", "after"]
 
 
-def keyword_arguments() -> dict[str, Any]:
-    """Return the keyword arguments of the module call whose global pre-hook is running.
-
-    Torch does not pass them to global pre-hooks. They are a local variable of ``_call_impl``, and of the function that
-    calls a module compiled in place; :func:`keyword_arguments_are_visible` tests whether this torch still has it.
-    """
-    return arguments_of_call()[1]
+def named_arguments(args: tuple[Any, ...]) -> dict[Any, Any]:
+    """Return the arguments of the module call whose global pre-hook got ``args``, by position and keyword."""
+    return {**dict(enumerate(args)), **arguments_of_call()[1]}
 
 
 def arguments_of_call() -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return positional and keyword arguments of the module call whose global hook is running, from the same place."""
+    """Return positional and keyword arguments of the module call whose global hook is running.
+
+    Torch does not pass keyword arguments to global hooks. They are a local variable of ``_call_impl``, and of the
+    function that calls a module compiled in place; :func:`keyword_arguments_are_visible` tests whether this torch
+    still has it.
+    """
     frame: FrameType | None = sys._getframe(1)
     for _ in range(12):
         if frame is None:
@@ -185,14 +186,14 @@ def arguments_of_call() -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def keyword_arguments_are_visible() -> bool:
-    """Test whether :func:`keyword_arguments` works with this torch."""
-    seen: list[dict[str, Any]] = []
+    """Test whether :func:`arguments_of_call` works with this torch."""
+    seen: list[dict[Any, Any]] = []
 
     class Probe(nn.Module):
         def forward(self, *, x: int) -> int:
             return x
 
-    handle = nn.modules.module.register_module_forward_pre_hook(lambda _m, _a: seen.append(keyword_arguments()))
+    handle = nn.modules.module.register_module_forward_pre_hook(lambda _m, _a: seen.append(named_arguments(())))
     try:
         Probe()(x=1)
     finally:

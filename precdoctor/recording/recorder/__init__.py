@@ -295,8 +295,13 @@ class Recorder:
         self._call_step_ends()
         self._hand_over(complete=True)
         try:
-            if self.drain is not None:
-                self._note_cost(self.drain)
+            if (drain := self.drain) is not None:
+                facts = self.current
+                cost = facts.recorder_ns + (drain.sampled_ns if facts.sampled else 0)
+                step, name = facts.step_ns - facts.scan_ns, facts.optimizer or facts.root
+                self.sampler.ended(name, sampled=facts.sampled, step_ns=step, cost_ns=cost, wait_ns=facts.wait_ns)
+                if facts.sampled and (change := self.sampler.reconsider(behind=drain.behind)) is not None:
+                    self.event("sampling", data=change)
         finally:  # if a signal handler of the script raises here, the next step must still get its own number
             self._begin_step(self.current.step + 1)
         if self.trace is not None and not self.claim.forwards_are_steps:  # else the call in progress begins it
@@ -310,15 +315,6 @@ class Recorder:
                 end()
         except Exception as error:  # noqa: BLE001 - the step must be logged even so
             self.internal_error(error)
-
-    def _note_cost(self, drain: Drain) -> None:
-        """Report the step's cost to the sampler, which may change the sampling period."""
-        facts = self.current
-        cost = facts.recorder_ns + (drain.sampled_ns if facts.sampled else 0)
-        step, name = facts.step_ns - facts.scan_ns, facts.optimizer or facts.root
-        self.sampler.ended(name, sampled=facts.sampled, step_ns=step, cost_ns=cost, wait_ns=facts.wait_ns)
-        if facts.sampled and (change := self.sampler.reconsider(behind=drain.behind)) is not None:
-            self.event("sampling", data=change)
 
     @property
     def step(self) -> int:
