@@ -9,13 +9,16 @@ looks are given up if the host finishes the rest of the pass at once: a compiled
 
 from __future__ import annotations
 
+import functools
+import itertools
 import time
+import types
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from precdoctor.recording.kernels.list_layout import Layout
@@ -25,7 +28,6 @@ from precdoctor.recording.process import attach
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.slots.deferred import Deferred
-from precdoctor.recording.steps import clipping
 from precdoctor.recording.steps.loss_scalers import Scalers
 from precdoctor.recording.steps.sentinel import Look, gradient_sentinel, merged, versions
 
@@ -36,6 +38,8 @@ _FEWEST: Final = 32
 #: Time in nanoseconds that the host needs at least to prepare an optimizer's launches. If the rest of the backward pass
 #: is shorter, the early look gains nothing; after so many such steps in a row it is given up.
 _WORTH_NS, _HURRIED = 1_000_000, 3
+#: Iterators, which can be read once only: a clipping function gets a list instead.
+_ITERATORS: Final = (types.GeneratorType, map, filter, itertools.chain)
 
 
 class EarlyLook:
@@ -143,10 +147,6 @@ class GradientLooks:
         #: Whether the optimizer's gradients get no rows on sampled steps, like those of master copies.
         self._has_no_rows = False
 
-    def install(self) -> None:
-        """Patch clipping: gradients are read before they are clipped."""
-        clipping.install(self._recorder, self._note_clip, self._is_covered, self._keep_after_clip)
-
     def before_step(self, optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
         """Read the gradients that the optimizer is about to use, unless this step's are known already."""
         facts = self._recorder.current
@@ -209,6 +209,33 @@ class GradientLooks:
 
     # --- clipping ----------------------------------------------------------------------------------------------------
 
+    def install(self) -> None:
+        """Patch torch's functions that clip gradients: these are read before they are clipped."""
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            clip = self._clipping(getattr(nn.utils, name))
+            for module in (nn.utils, nn.utils.clip_grad):
+                setattr(module, name, clip)
+
+    def _clipping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        guard = guarded(self._recorder)
+        note, covered, keep = guard(self._note_clip), guard(self._is_covered), guard(self._keep_after_clip)
+
+        @functools.wraps(original)
+        def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(parameters, *args, **kwargs)
+            limit = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value"))
+            if limit is not None:
+                parameters = list(parameters) if issubclass(type(parameters), _ITERATORS) else parameters
+                note(limit, static.tensors(parameters))
+            known = covered(static.tensors(parameters))
+            result = original(parameters, *args, **kwargs)
+            if known:
+                keep(static.tensors(parameters))
+            return result
+
+        return clip
+
     def _note_clip(self, limit: Any, parameters: list[Tensor]) -> None:
         """Note the limit of a clip by norm or value, and read the gradients before it."""
         recorder = self._recorder
@@ -218,7 +245,11 @@ class GradientLooks:
             self._look_at(parameters, self._clipped)
         else:
             self._note_norm_at_clip(parameters)
-        if (number := clipping.number(limit)) is not None:
+        if issubclass(type(limit), Tensor):  # reading it may wait for a device
+            number = float(limit) if limit.is_cpu and limit.numel() == 1 else None
+        else:
+            number = static.number(limit)
+        if number is not None:
             recorder.current.clip_norm = number
             # A second clip finds what the first one wrote.
             early = recorder.current.clipped_before_unscale or self._scalers.still_scaled(parameters)
