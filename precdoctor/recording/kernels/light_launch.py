@@ -47,8 +47,6 @@ _slow_start = _SlowStartNotice()
 
 @dataclass(slots=True, eq=False)
 class _Compiled:
-    """A kernel with its constants, on one device."""
-
     #: The kernel until a launch of it was observed; None afterwards, or if it cannot be observed.
     kernel: Any
     #: The launcher, once its arguments are known: after the stream ``front``, the kernel's arguments, ``tail``.

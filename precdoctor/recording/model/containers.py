@@ -101,7 +101,6 @@ def _is_record(kind: type) -> bool:
 
 
 def _attributes(value: Any, kind: type) -> dict[str, Any]:
-    """Return slots and instance dictionary, by name."""
     own = itertools.islice(dict.items(static.own(value)), MAX_ELEMENTS)
     found = {n: x for n, x in own if type(n) is str}
     for slot in static.slots(kind):

@@ -372,7 +372,6 @@ class ForwardHooks:
     # --- shared ------------------------------------------------------------------------------------------------------
 
     def _measure(self, frame: Frame, kind: str, name: str, x: Tensor, dense: Tensor) -> None:
-        """Make the row of a tensor of a call."""
         assert frame.place is not None
         call, phase, evaluating = frame.call, frame.mode.phase, frame.mode.evaluating
         self._recorder.measure(frame.place, kind, name, x, dense, call=call, phase=phase, evaluating=evaluating)

@@ -78,11 +78,7 @@ class FrozenAndBuffers:
         #: The version or stamp of each tensor at its last row.
         self._weights: static.ByIdentity[Tensor, int] = static.ByIdentity()
         self._stamps: static.ByIdentity[Tensor, object] = static.ByIdentity()
-        recorder.when_forked.append(self._forget)
-
-    def _forget(self) -> None:
-        self._weights.clear()
-        self._stamps.clear()
+        recorder.when_forked += [self._weights.clear, self._stamps.clear]
 
     def record(self, module: torch.nn.Module, together: BatchedLaunch) -> None:
         """Record the frozen weights, buffers and scales of one root; ``together`` may defer the launches."""

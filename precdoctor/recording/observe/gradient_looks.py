@@ -190,7 +190,6 @@ class GradientLooks:
             self.look = Look.at(found.amax, parameters, found.late)
 
     def _read(self, parameters: Sequence[Tensor], layout: Layout) -> Look | None:
-        """Read the current gradients; None if there are none."""
         facts, late = self._recorder.current, None
         early = None if self._early.found is None else self._early.take(parameters)
         if early is not None:

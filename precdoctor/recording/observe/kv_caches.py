@@ -79,7 +79,6 @@ class KvCaches:
             self._measure(frame, frame.place, "", key, value, shown=True)
 
     def _modules(self, root: nn.Module) -> dict[int, nn.Module]:
-        """Return the attention modules of a root by layer number."""
         known = self._layers.get(root)
         return self._layers.put(root, cached_keys.attention_modules(root)) if known is None else known
 

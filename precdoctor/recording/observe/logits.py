@@ -108,7 +108,6 @@ _GROUPS: Final = {
 
 
 def _classify(func: Any) -> _OpKind:
-    """Classify an op that is seen for the first time."""
     schema, what = getattr(func, "_schema", None), None
     names: tuple[str, ...] = ()
     if schema is not None and schema.name.startswith("aten::"):
@@ -261,7 +260,6 @@ class Logits:
         return (False, None) if found is None else (True, found[1])
 
     def _softmax(self, op: str, given: dict[str, Any], result: Any, caller: str) -> None:
-        """Record the argument of a softmax."""
         x, dim = given.get("self", given.get("input")), given.get("dim")
         if not isinstance(x, Tensor) or type(dim) is not int:
             return

@@ -72,7 +72,6 @@ def _require_script(script: str) -> None:
 
 
 def _why_no_program(name: str) -> str:
-    """Return the error message for a program that cannot be run."""
     path = Path(name)
     if path.is_dir():
         return f"{name!r} is a directory; name a program or a script, as in: precdoctor record -- python train.py"
@@ -334,7 +333,6 @@ def _ended_with(status: int) -> str:
 
 
 def _end(rank: Path) -> dict[str, Any]:
-    """Return the content of end.json; empty if it is missing or damaged."""
     try:
         return read_json_if_there(rank / END_FILE, END) or {}
     except (OSError, RunUnreadableError):

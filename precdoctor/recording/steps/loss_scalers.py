@@ -48,10 +48,9 @@ class Scalers:
         self._optimizer_of = optimizer_of
         #: By id: optimizers that were given to ``unscale_`` and have made no attempt since, with their scalers.
         self.unscaled: dict[int, tuple[weakref.ref[torch.amp.GradScaler], weakref.ref[torch.optim.Optimizer]]] = {}
-        recorder.when_forked.append(self.unscaled.clear)
         #: Ids of the optimizers in ``unscaled`` whose scaler has been updated since, after finite gradients.
         self._updated: set[int] = set()
-        recorder.when_forked.append(self._updated.clear)
+        recorder.when_forked += [self.unscaled.clear, self._updated.clear]
         #: Scalers whose ``scale`` was used since their last ``update``: gradients carry their scale.
         self.in_use: dict[int, weakref.ref[torch.amp.GradScaler]] = {}
         self._sharded_patched = False

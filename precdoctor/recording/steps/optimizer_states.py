@@ -122,11 +122,7 @@ class Masters:
         self._recorder = recorder
         self._weights: static.ByIdentity[Tensor, weakref.ref[Tensor]] = static.ByIdentity()
         self._searched: static.ByIdentity[torch.optim.Optimizer, tuple[int, int]] = static.ByIdentity()
-        recorder.when_forked.append(self._forget)
-
-    def _forget(self) -> None:
-        self._weights.clear()
-        self._searched.clear()
+        recorder.when_forked += [self._weights.clear, self._searched.clear]
 
     def weight_of(self, parameter: Tensor) -> Tensor | None:
         """Return the model's weight that a parameter is the master copy of; None if it is none."""
