@@ -121,7 +121,7 @@ class BackwardHooks:
         """
         try:
             roots = static.tensors(tensors)
-            if self._logits.follows:
+            if self._logits.mode is not None:
                 self._logits.close()
             self._recorder.in_backward = True
             if not (CUDA.get("_initialized", True) and self._recorder.capture.runs):
@@ -237,7 +237,7 @@ class BackwardHooks:
 
     def _step_begins(self) -> None:
         """Between samples, remove our hooks from parameters, except beside other hooks, whose order must not change."""
-        if self._logits.follows:
+        if self._logits.mode is not None:
             self._logits.close()
         if self._module_hooks.out:
             self._module_hooks.resume()

@@ -240,7 +240,7 @@ class ForwardHooks:
     def _look_at_ops(self, frame: Frame, args: Any) -> None:
         """Of a top-level call, open a scan of all ops if one is due, and on sampled steps follow caches and logits."""
         mode, recorder = frame.mode, self._recorder
-        if self._logits.follows:
+        if self._logits.mode is not None:
             self._logits.close()  # still open for another root's loss; a scan must not begin beside it
         if mode.phase == "train" and not mode.delegated and (recorder.drain is not None or recorder.claim.may_train):
             self._window.enter_root(frame.module)
@@ -313,7 +313,7 @@ class ForwardHooks:
         del stack[depth:]
         if not stack and self._window.is_open:
             self._window.leave_root(module, result)
-        if not stack and self._logits.follows:
+        if not stack and self._logits.mode is not None:
             self._logits.root_ended(frame, loss_follows=result is not None and torch.is_grad_enabled())
         if not stack and self._caches.given is not None:
             self._caches.root_ended(frame, result)

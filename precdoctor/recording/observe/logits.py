@@ -128,9 +128,8 @@ class Logits:
         self._recorder = recorder
         #: In inference runs, records what attention reads.
         self.caches = KvCaches(recorder)
-        self._mode: LogitMode | None = None
-        #: Whether a mode or state is open that :meth:`close` must clear.
-        self.follows = False
+        #: The open mode, which :meth:`close` closes.
+        self.mode: LogitMode | None = None
         self._thread = 0
         #: The top-level call that the mode is open for; None after it, in loss code.
         self._root_call: object | None = None
@@ -149,11 +148,11 @@ class Logits:
 
     def _reset(self) -> None:
         """In a forked child, leave the parent's mode and forget its run."""
-        if self._mode is not None:
-            self._mode.over = True
+        if self.mode is not None:
+            self.mode.over = True
             if self._thread == threading.get_ident():
-                take_off(self._mode)
-        self._mode, self._root_call, self.follows = None, None, False
+                take_off(self.mode)
+        self.mode = self._root_call = None
         self._empty_samples.clear()
         self._softmax_results.clear()
         self._numbers.clear()
@@ -180,26 +179,23 @@ class Logits:
 
     def root_ended(self, frame: Frame, *, loss_follows: bool) -> None:
         """Note that the call has returned or raised; from now on the mode sees loss code, if any."""
-        if self._mode is None or self._root_call is not frame:
+        if self.mode is None or self._root_call is not frame:
             return
         self._root_call = None
         if not loss_follows:
             self.close()
 
     def _open(self) -> None:
-        self._mode, self.follows = LogitMode(self._look), True
+        self.mode = LogitMode(self._look)
         self._thread = threading.get_ident()
-        put_on(self._mode)
+        put_on(self.mode)
 
     def close(self) -> None:
         """Close the mode, as a backward pass, another top-level call or another step begins. Safe if none is open."""
-        if not self.follows:
-            return
-        mode, self._mode, self._root_call = self._mode, None, None
-        self.follows = False
-        self._softmax_results.clear()
+        mode, self.mode, self._root_call = self.mode, None, None
         if mode is None:
             return
+        self._softmax_results.clear()
         mode.over = True
         if self._thread == threading.get_ident():
             retire(mode)
