@@ -100,10 +100,10 @@ class OptimizerHooks:
         register_optimizer_step_pre_hook(before)
         register_optimizer_step_post_hook(after)
         recorder.when_forked.append(self._forget)
-        scalers, in_attempt = self.scalers, lambda: self._attempt is not None
+        scalers = self.scalers
         scalers.install()
         self._outer.install()
-        abandoned.install(self._gradients_discarded, in_attempt, scalers.has_unscaled, scalers.has_updated)
+        abandoned.install(self._gradients_discarded, scalers.has_unscaled, scalers.has_updated)
         abandoned.forward_in_attempt, abandoned.backward_in_attempt = self._forward_begins, self._pass_has_ended
         self._looks.install()
 
