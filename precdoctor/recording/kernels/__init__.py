@@ -179,7 +179,11 @@ def together(jobs: Sequence[batched.Job], tables: batched.Tables) -> None:
         jobs: tensors that :func:`gathers` accepted, no two of the same slot.
         tables: device tables of tensors of this kind, reused in the next step.
     """
-    for group, members in batched.grouped(jobs, bank, _wanted).items():
+
+    def addresses(device: torch.device, slot: int) -> tuple[int, int]:
+        return bank(device).addresses(slot)
+
+    for group, members in batched.grouped(jobs, addresses, _wanted, cuda.stream_of).items():
         home = bank(group.device)
         home.admits(members[0].job.slot)
         if cuda.measure_many(group, members, tables.of(group), home.counter):

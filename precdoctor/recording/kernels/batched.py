@@ -10,17 +10,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from precdoctor.recording.kernels.cuda import stream_of
 from precdoctor.recording.kernels.tiling import Tiling, is_aligned, tiling
-
-if TYPE_CHECKING:
-    from precdoctor.recording.kernels.slot_memory import Bank
 
 #: A row of the table: up to three addresses, those of the slot's integers and floats, its first program; the tiling.
 TILING: Final = 6
@@ -71,14 +67,18 @@ class Member(NamedTuple):
 
 
 def grouped(
-    jobs: Iterable[Job], home: Callable[[torch.device], Bank], want: Callable[[int], int]
+    jobs: Iterable[Job],
+    addresses: Callable[[torch.device, int], tuple[int, int]],
+    want: Callable[[int], int],
+    stream: Callable[[Tensor], int],
 ) -> dict[Group, list[Member]]:
     """Sort jobs into groups that can share a launch, in their original order.
 
     Args:
         jobs: any, as long as no slot occurs twice.
-        home: returns the bank of a device.
+        addresses: returns the addresses of a slot's integer and float row.
         want: returns blocks and fingerprint of a slot, as a bit mask.
+        stream: returns the current stream of a tensor's device.
     """
     groups: dict[Group, list[Member]] = {}
     streams: dict[torch.device, int] = {}
@@ -91,12 +91,12 @@ def grouped(
             tensors, blocks, kind = [before, x, intended], 0, intended.dtype
             on = tiling(x.shape, None, torch.float32, 0)
         if x.device not in streams:
-            streams[x.device] = stream_of(x)
+            streams[x.device] = stream(x)
         pointers = [t.data_ptr() for t in tensors]
         wide = is_aligned(pointers, on)
         group = Group(x.device, streams[x.device], x.dtype, blocks, on.width, on.flat, wide, job.restart, kind)
         pointers += [0] * (3 - len(tensors))
-        member = Member(job, (*pointers, *home(x.device).addresses(job.slot)), on)
+        member = Member(job, (*pointers, *addresses(x.device, job.slot)), on)
         groups.setdefault(group, []).append(member)
     return groups
 

@@ -8,18 +8,15 @@ import functools
 import threading
 from collections.abc import Callable, Collection, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from precdoctor.recording.kernels import light_launch
+from precdoctor.recording.kernels import batched, light_launch
 from precdoctor.recording.kernels.light_launch import KernelFailedError, is_device_error
 from precdoctor.recording.kernels.tiling import is_dense
 from precdoctor.recording.process import attach
-
-if TYPE_CHECKING:
-    from precdoctor.recording.kernels import batched
 
 #: One sentence for each kernel that failed; and how many of them :func:`untold_failures` has returned.
 _failures: list[str] = []
