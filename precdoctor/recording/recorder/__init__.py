@@ -28,7 +28,7 @@ from precdoctor.recording.process import attach, memory_shortage
 from precdoctor.recording.process.fatal_exception import fatal_exception
 from precdoctor.recording.process.threads import Threads
 from precdoctor.recording.recorder.graph_capture import Capture
-from precdoctor.recording.recorder.rank_claim import Claim, has_room, is_chosen
+from precdoctor.recording.recorder.rank_claim import Claim, may_record
 from precdoctor.recording.recorder.sampling import Sampler
 from precdoctor.recording.slots.batched_launch import BatchedLaunch
 from precdoctor.recording.slots.deferred import CUDA, is_capturing
@@ -108,7 +108,7 @@ class Recorder:
     def _arm(self) -> None:
         """Begin to record, unless this process is to be left out."""
         worker = attach.in_data_loader_worker()
-        if worker or not is_chosen(self, attach.global_rank()) or not has_room(self):
+        if worker or not may_record(self):
             self.state = "off"
             if not worker:
                 attach.call_all(self.when_armed)  # --apply changes the training of unrecorded ranks also
