@@ -237,17 +237,22 @@ def held(module: nn.Module, kind: str) -> dict[str, Any]:
 
 def modules(module: nn.Module) -> list[nn.Module]:
     """Return the modules of ``module.modules()``, in its order, several times as fast."""
-    found: dict[int, nn.Module] = {}
+    return list(_parts(module))
+
+
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    found: set[int] = set()
     waiting = [module]
     while waiting:
         part = waiting.pop()
         if id(part) not in found:
-            found[id(part)] = part
+            found.add(id(part))
+            yield part
             children: Any = dict.get(module_dict(part), "_modules")
             if type(children) not in _DICTIONARIES:
                 children = held(part, "_modules")
-            waiting += [m for m in reversed(children.values()) if issubclass(type(m), nn.Module)]
-    return list(found.values())
+            if children:
+                waiting += [m for m in reversed(children.values()) if issubclass(type(m), nn.Module)]
 
 
 def named_modules(module: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -296,23 +301,14 @@ def _named(module: nn.Module, kind: str) -> Iterator[tuple[str, Tensor]]:
 def _tensors(module: nn.Module, kind: str) -> Iterator[Tensor]:
     """Iterate over the tensors of one kind lazily, module by module: some callers need only the first one."""
     found: set[int] = set()
-    waiting = [module]
-    tensors: Any
-    children: Any
-    while waiting:
-        part = waiting.pop()
-        if id(part) in found:
-            continue
-        found.add(id(part))
-        tensors, children = dict.get(module_dict(part), kind), dict.get(module_dict(part), "_modules")
-        if type(tensors) not in _DICTIONARIES or type(children) not in _DICTIONARIES:
-            tensors, children = held(part, kind), held(part, "_modules")
+    for part in _parts(module):
+        tensors: Any = dict.get(module_dict(part), kind)
+        if type(tensors) not in _DICTIONARIES:
+            tensors = held(part, kind)
         for x in tensors.values():
             if issubclass(type(x), Tensor) and id(x) not in found:
                 found.add(id(x))
                 yield x
-        if children:
-            waiting += [m for m in reversed(children.values()) if issubclass(type(m), nn.Module)]
 
 
 #: Iterate like the methods of a module with these names.
