@@ -150,7 +150,7 @@ def update(before: Tensor, after: Tensor, intended: Tensor | Adam, slot: int) ->
 
     Args:
         before, after: the weight.
-        intended: of the weight's shape; or its terms if :func:`makes_updates` accepts them.
+        intended: of the weight's shape; or its terms if :func:`supports_update` accepts them.
     """
     if isinstance(intended, Tensor):
         before, after, intended = measurable(before), measurable(after), measurable(intended)
