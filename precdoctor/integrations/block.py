@@ -11,28 +11,27 @@ from precdoctor.recording.options import RUN_VARIABLE
 from precdoctor.recording.session import Recording, record
 
 
-class Block:
+class RecordingCallback:
     """The common part of both callbacks: :func:`precdoctor.record`, begun and ended by the trainer.
 
     Under ``precdoctor record`` the whole process is recorded already, and both calls do nothing.
 
     Args:
         run: the run directory to create; by default a new one under ``precdoctor-runs`` for each training.
-        options: as for :func:`precdoctor.record`, such as ``every`` or ``include``.
         force: replace an existing run directory.
+        options: as for :func:`precdoctor.record`, such as ``every`` or ``include``.
 
     Attributes:
-        path: directory of the newest recording; None before the first.
+        run: directory of the newest recording; None before the first.
     """
 
-    def __init__(self, run: str | os.PathLike[str] | None, options: dict[str, Any], *, force: bool) -> None:
-        self.path: Path | None = None
-        self._run = run
-        self._force = force
-        self._options = options
+    def __init__(self, run: str | os.PathLike[str] | None = None, *, force: bool = False, **options: Any) -> None:
+        super().__init__()
+        self.run: Path | None = None
+        self._run, self._force, self._options = run, force, options
         self._open: AbstractContextManager[Recording] | None = None
 
-    def begin(self, first_step: int) -> None:
+    def begin_recording(self, first_step: int) -> None:
         """Begin recording; first end the recording of a training that never reached its end hook.
 
         Args:
@@ -41,15 +40,16 @@ class Block:
         Raises:
             UsageError, RunExistsError: as :func:`precdoctor.record`.
         """
-        self.end()
+        self.end_recording()
         if os.environ.get(RUN_VARIABLE):
-            self.path = Path(os.environ[RUN_VARIABLE])
+            self.run = Path(os.environ[RUN_VARIABLE])
             return
-        block = record(self._run, force=self._force, **{"first_step": first_step, **self._options})
-        self.path = block.__enter__().path
+        options = {"first_step": first_step, **self._options}
+        block = record(self._run, force=self._force, **options)
+        self.run = block.__enter__().path
         self._open = block
 
-    def end(self) -> None:
+    def end_recording(self) -> None:
         """Close the log; a second call does nothing."""
         block, self._open = self._open, None
         if block is not None:

@@ -44,17 +44,18 @@ def strings(values: Sequence[str | None]) -> pa.Array:
     Raises:
         UnicodeEncodeError: a value holds a lone surrogate.
     """
-    encoded = [b"" if value is None else value.encode() for value in values]
-    ends = np.array([0, *itertools.accumulate(map(len, encoded))], np.int32)
-    buffers = [_bitmap(_valid_mask(values)), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))]
-    return pa.Array.from_buffers(_STRING, len(values), buffers)
+    return _texts([b"" if value is None else value.encode() for value in values], _valid_mask(values))
 
 
 def chosen(texts: Sequence[bytes], which: npt.NDArray[np.int32]) -> pa.Array:
     """A string array with the elements ``texts[i]`` (UTF-8) for each ``i`` in ``which``."""
-    picked = list(map(texts.__getitem__, which.tolist()))
-    ends = _ends(np.fromiter(map(len, picked), np.int32, len(picked)), len(picked))
-    return pa.Array.from_buffers(_STRING, len(picked), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(picked))])
+    return _texts(list(map(texts.__getitem__, which.tolist())), None)
+
+
+def _texts(encoded: list[bytes], valid: Bits | None) -> pa.Array:
+    ends = _ends(list(map(len, encoded)), len(encoded))
+    buffers = [_bitmap(valid), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(_STRING, len(encoded), buffers)
 
 
 def lists(lengths: npt.NDArray[Any] | Sequence[int], values: pa.Array, valid: Bits | None = None) -> pa.Array:

@@ -58,13 +58,28 @@ class Query:
     columns: tuple[str, ...]
     #: Alternatives, each a conjunction of terms, or an expression; None: every row.
     predicate: tuple[tuple[_Term, ...], ...] | pc.Expression | None
-    #: Columns that the predicate reads.
-    predicate_columns: frozenset[str]
-    #: For each alternative its terms on ``step``, as (operator, value); empty: the predicate is an expression or None.
-    steps: tuple[tuple[tuple[str, Any], ...], ...]
-    #: The one ``rank`` and ``attempt`` that every alternative requires; None: no such value.
-    rank: int | None = None
-    attempt: int | None = None
+
+    @property
+    def _alternatives(self) -> tuple[tuple[_Term, ...], ...]:
+        return self.predicate if isinstance(self.predicate, tuple) else ()
+
+    @cached_property
+    def _steps(self) -> list[list[tuple[str, Any]]]:
+        """For each alternative its terms on ``step``, as (operator, value)."""
+        return [
+            [(op, v.to_pylist() if isinstance(v, pa.Array) else v) for name, op, v in terms if name == "step"]
+            for terms in self._alternatives
+        ]
+
+    @cached_property
+    def rank(self) -> int | None:
+        """The one ``rank`` that every alternative requires; None: no such value."""
+        return _common_value(self._alternatives, "rank")
+
+    @cached_property
+    def attempt(self) -> int | None:
+        """As :attr:`rank`."""
+        return _common_value(self._alternatives, "attempt")
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -75,12 +90,16 @@ class Query:
     @cached_property
     def needed(self) -> tuple[str, ...]:
         """Columns to read: ``columns``, those of the predicate, and ``step`` and ``rank``, which every check needs."""
-        names = {*self.columns, *self.predicate_columns, "step", "rank"} - {ATTEMPT.name}
+        read = {name for terms in self._alternatives for name, _, _ in terms}
+        if isinstance(self.predicate, pc.Expression):
+            empty = table_schema(self.table).empty_table()
+            read = {name for name in _names(self.table) if _refers_to(self.predicate, empty, name)}
+        names = {*self.columns, *read, "step", "rank"} - {ATTEMPT.name}
         return tuple(name for name in _names(self.table) if name in names)
 
     def may_match(self, first: int, last: int) -> bool:
         """Return False if no row with a step in [first, last] can satisfy the predicate; True if one might."""
-        return not self.steps or any(all(_may_satisfy(op, v, first, last) for op, v in terms) for terms in self.steps)
+        return not self._steps or any(all(_may_satisfy(op, v, first, last) for op, v in terms) for terms in self._steps)
 
     def matching(self, batch: pa.RecordBatch) -> Ints:
         """The numbers of the rows that satisfy the predicate, ascending; ``batch`` as for :meth:`select`."""
@@ -113,29 +132,16 @@ def query(table: str, columns: Sequence[str] | None = None, filters: Filters | N
     for name in names:
         _check_column(table, name)
     if filters is None or (isinstance(filters, (list, tuple)) and not filters):
-        return Query(table, names, None, frozenset(), ())
+        return Query(table, names, None)
     try:
         if isinstance(filters, pc.Expression):
-            empty = schema.empty_table()
-            empty.filter(filters)
-            predicate_columns = frozenset(name for name in schema.names if _refers_to(filters, empty, name))
-            return Query(table, names, filters, predicate_columns, ())
+            schema.empty_table().filter(filters)
+            return Query(table, names, filters)
         alternatives = _compile(table, filters)
         _matches(_no_rows(table), alternatives)
     except (pa.ArrowException, TypeError, OverflowError) as error:
         raise UsageError(f"a filter on {table} cannot be evaluated: {str(error).splitlines()[0]}") from error
-    return Query(
-        table,
-        names,
-        alternatives,
-        frozenset(name for terms in alternatives for name, _, _ in terms),
-        tuple(
-            tuple((op, v.to_pylist() if isinstance(v, pa.Array) else v) for name, op, v in terms if name == "step")
-            for terms in alternatives
-        ),
-        _common_value(alternatives, "rank"),
-        _common_value(alternatives, "attempt"),
-    )
+    return Query(table, names, alternatives)
 
 
 def _common_value(alternatives: Sequence[Sequence[_Term]], column: str) -> int | None:

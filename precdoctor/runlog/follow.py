@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,8 +11,8 @@ import pyarrow as pa
 from precdoctor.runlog.filters import Query, query
 from precdoctor.runlog.layout import RankDirectory, rank_directories
 from precdoctor.runlog.part_cache import PartCache
-from precdoctor.runlog.parts import open_rows, sealed_rows
-from precdoctor.runlog.survey import PartFile, Survey, read_manifest, readable, survey
+from precdoctor.runlog.parts import part_rows
+from precdoctor.runlog.survey import PartFile, Survey, readable, survey
 
 _Part = tuple[str, str, int]
 
@@ -63,26 +64,20 @@ class Follower:
     def _unread_rows(
         self, part: PartFile, found: Survey, asked: Query, rank: RankDirectory
     ) -> Iterator[pa.RecordBatch]:
-        key, listed = _key(part), found.listed
+        key, size = _key(part), -1
         if key in self._finished:
             return
         if not part.sealed:
-            try:
+            with contextlib.suppress(FileNotFoundError):  # it may have been sealed since the survey
                 size = part.path.lstat().st_size
-                if self._stream_sizes.get(key) == size:
-                    return
-                yield from self._count_read(key, map(asked.select, open_rows(part, asked, rank)))
-                self._stream_sizes[key] = size
+            if self._stream_sizes.get(key) == size:
                 return
-            except FileNotFoundError:  # sealed since the survey
-                with readable(rank.path.name):
-                    listed = read_manifest(rank.path)
-        sealed = part.as_sealed()
-        line = listed.get(sealed.path.name)
+        line = found.listed.get(part.path.name)
         if line is None or line.rows > self._rows_read.get(key, 0):
-            rows = sealed_rows(sealed, line, asked, rank, self._cache)
-            yield from self._count_read(key, map(asked.select, rows))
-        self._finished.add(key)
+            yield from self._count_read(key, map(asked.select, part_rows(part, found, asked, rank, self._cache)))
+        self._stream_sizes[key] = size
+        if part.sealed:
+            self._finished.add(key)
 
     def _count_read(self, key: _Part, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The rows of a part that come after those already returned; advances the count."""

@@ -47,8 +47,6 @@ from precdoctor.runlog.files import (
 DEFAULT_BASE: Final = Path("precdoctor-runs")
 #: The module tree of a model with 100 000 parameters takes about 30 MB.
 MAX_JSON_BYTES: Final = 64 << 20
-#: Ranks times attempts of the largest run anybody has started, with room to spare.
-MAX_RANK_DIRECTORIES: Final = 1 << 17
 
 #: A document of the run directory whose writer was killed before it could give it its name.
 _UNNAMED: Final = re.compile(rf"\.(?:{re.escape(RUN_FILE)}|{re.escape(HALT_FILE)})\..+\.tmp")
@@ -183,7 +181,6 @@ def rank_directories(run: Path) -> list[RankDirectory]:
     """Every rank directory of a run, ordered by rank and attempt. Links and files are ignored.
 
     Raises:
-        CorruptRunError: there are more than ``MAX_RANK_DIRECTORIES``.
         OSError: the run directory cannot be listed.
     """
     directories = []
@@ -192,8 +189,6 @@ def rank_directories(run: Path) -> list[RankDirectory]:
             match = RANK_DIR.fullmatch(entry.name)
             if match and entry.is_dir(follow_symlinks=False):
                 directories.append(RankDirectory(int(match[1]), int(match[2] or 0), Path(entry.path)))
-    if len(directories) > MAX_RANK_DIRECTORIES:
-        raise CorruptRunError(f"{run} holds {len(directories)} rank directories; no run has that many")
     return sorted(directories, key=lambda d: (d.rank, d.attempt, d.path.name))
 
 

@@ -24,7 +24,7 @@ from precdoctor.runlog.part_cache import Group, PartCache, Sound, stamp_of
 from precdoctor.runlog.schema import KINDS, OP_PHASES, PHASES, TABLES
 from precdoctor.runlog.sealing import Part, digest_of
 from precdoctor.runlog.stream import MAX_STREAM_BYTES, read_batches, scan, stored_type
-from precdoctor.runlog.survey import PartFile, damaged, readable
+from precdoctor.runlog.survey import PartFile, Survey, read_manifest, readable
 from precdoctor.runlog.writer import MAX_STRING_BYTES
 
 MAX_PART_BYTES: Final = 512 << 20
@@ -75,7 +75,7 @@ _TEXTS: Final = {table: [f.name for f in TABLES[table] if stored_type(f.type) ==
 
 
 def sealed_rows(
-    part: PartFile, listed: Part | None, query: Query, rank: RankDirectory, cache: PartCache, rest: Sequence[str] = ()
+    part: PartFile, listed: Part | None, query: Query, rank: RankDirectory, cache: PartCache, rest: tuple[str, ...] = ()
 ) -> Iterator[pa.RecordBatch]:
     """The columns of a sealed part that ``query`` needs, plus ``attempt``, with all rows of the row groups it may ask
     for.
@@ -91,35 +91,33 @@ def sealed_rows(
     """
     with readable(part.name):
         if listed is None:
-            raise damaged(part.name, "parts.jsonl does not list it")
+            raise ValueError("parts.jsonl does not list it")
         stamp = stamp_of(part.path)
         sound = cache.groups.get(stamp)
         if sound is not None and not rest and not _matching(sound, query):
             return
         content = read_regular(part.path, MAX_PART_BYTES)
         if sound is None or len(content) != stamp[-1]:
-            sound = _check_part(part, listed, content, query.table)
+            sound = _check_part(listed, content, query.table)
             cache.groups[stamp] = sound
         wanted = set(_matching(sound, query))
         for asked, groups in itertools.groupby(range(len(sound)), lambda n: n in wanted):
             names = query.needed if asked else rest
             if names:
-                for batch in _decoded_batches(part.name, content, sound, list(groups), query.table, names):
-                    yield _with_attempt(_checked_batch(part.name, batch, query.table, names, rank), rank)
+                for batch in _decoded_batches(content, sound, list(groups), query.table, names):
+                    yield _with_attempt(_checked_batch(batch, query.table, names, rank), rank)
 
 
-def _check_part(part: PartFile, listed: Part, content: bytes, table: str) -> Sound:
-    """Check the part's bytes against ``listed`` and its footer and pages against the limits; return its row groups.
+# The functions below raise ValueError, with what is wrong, for a part that cannot be trusted.
 
-    Raises:
-        CorruptRunError: checksum or number of rows differ from ``listed``.
-        ValueError: footer or pages claim more than the limits.
-    """
+
+def _check_part(listed: Part, content: bytes, table: str) -> Sound:
+    """Check the part's bytes against ``listed`` and its footer and pages against the limits; return its row groups."""
     if digest_of(content) != listed.blake2b:
-        raise damaged(part.name, "its checksum is not the one in parts.jsonl")
+        raise ValueError("its checksum is not the one in parts.jsonl")
     groups = read_footer(content)
     if sum(group.rows for group in groups) != listed.rows:
-        raise damaged(part.name, f"parts.jsonl lists {listed.rows} rows, and it holds another number")
+        raise ValueError(f"parts.jsonl lists {listed.rows} rows, and it holds another number")
     for group in groups:
         check_pages(content, group, TABLES[table].names)
     return tuple(map(_summary, groups))
@@ -136,12 +134,12 @@ def _matching(sound: Sound, query: Query) -> list[int]:
 
 
 def _decoded_batches(
-    name: str, content: bytes, sound: Sound, wanted: Sequence[int], table: str, names: Sequence[str]
+    content: bytes, sound: Sound, wanted: Sequence[int], table: str, names: tuple[str, ...]
 ) -> Iterator[pa.RecordBatch]:
     """The columns ``names`` of the row groups ``wanted``, with the types of the file, some thousand rows at a time."""
     row_count = 0
     with _open_parquet(content, table) as file:
-        columns = _columns_present(name, file.schema_arrow, table, names)
+        columns = _columns_present(file.schema_arrow, table, names)
         for several in _of_like_size(sound, wanted):
             widest = max(sound[n].values / max(sound[n].rows, 1) for n in several)
             rows = max(1, min(BATCH_ROWS, int(BATCH_VALUES / max(widest, 1))))
@@ -151,7 +149,7 @@ def _decoded_batches(
                 row_count += batch.num_rows
                 yield batch
     if row_count != sum(sound[n].rows for n in wanted):
-        raise damaged(name, f"it holds {row_count} rows and claims another number")
+        raise ValueError(f"it holds {row_count} rows and claims another number")
 
 
 def _of_like_size(sound: Sound, wanted: Sequence[int]) -> Iterator[list[int]]:
@@ -179,9 +177,29 @@ def open_rows(part: PartFile, query: Query, rank: RankDirectory) -> Iterator[pa.
     with readable(part.name):
         scanned = scan(content, part.name)
         for batch in joined(read_batches(content, scanned, part.name)):
-            columns = _columns_present(part.name, batch.schema, query.table, query.needed)
-            checked = _checked_batch(part.name, batch.select(columns), query.table, query.needed, rank)
+            columns = _columns_present(batch.schema, query.table, query.needed)
+            checked = _checked_batch(batch.select(columns), query.table, query.needed, rank)
             yield _with_attempt(checked, rank)
+
+
+def part_rows(
+    part: PartFile, content: Survey, query: Query, rank: RankDirectory, cache: PartCache, rest: tuple[str, ...] = ()
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a part as a survey of its directory found it; one that was sealed since is read as sealed.
+
+    Arguments and errors are those of :func:`sealed_rows`.
+    """
+    listed = content.listed
+    if not part.sealed:
+        try:
+            yield from open_rows(part, query, rank)
+        except FileNotFoundError:
+            with readable(rank.path.name):
+                listed = read_manifest(rank.path)
+        else:
+            return
+    sealed = part.as_sealed()
+    yield from sealed_rows(sealed, listed.get(sealed.path.name), query, rank, cache, rest)
 
 
 def _with_attempt(batch: pa.RecordBatch, rank: RankDirectory) -> pa.RecordBatch:
@@ -237,32 +255,21 @@ def _parquet_file(content: bytes, texts: list[str]) -> pq.ParquetFile:
     )
 
 
-#: Cache of :func:`_columns_present`: by table, the last names and schema, and the columns that were present.
-_last_columns: Final[dict[str, tuple[Sequence[str], pa.Schema, list[str]]]] = {}
-
-
-def _columns_present(name: str, schema: pa.Schema, table: str, names: Sequence[str]) -> list[str]:
-    """The columns of ``names`` that the part has.
-
-    Raises:
-        CorruptRunError: a column occurs twice, has the wrong type, or is absent although it is not nullable.
-    """
-    cached = _last_columns.get(table)
-    if cached is not None and cached[0] == names and cached[1].equals(schema):
-        return cached[2]
+@lru_cache(maxsize=32)
+def _columns_present(schema: pa.Schema, table: str, names: tuple[str, ...]) -> list[str]:
+    """The columns of ``names`` that the part has, each once and of the right type; those not nullable must be there."""
     present = []
     for column in names:
         field = TABLES[table].field(column)
         places = schema.get_all_field_indices(column)
         if len(places) > 1:
-            raise damaged(name, f"two columns are named {column!r}")
+            raise ValueError(f"two columns are named {column!r}")
         if places:
             if stored_type(schema.field(places[0]).type) != stored_type(field.type):
-                raise damaged(name, f"column {column!r} is {schema.field(places[0]).type}, not {field.type}")
+                raise ValueError(f"column {column!r} is {schema.field(places[0]).type}, not {field.type}")
             present.append(column)
         elif not field.nullable:
-            raise damaged(name, f"it has no column {column!r}")
-    _last_columns[table] = names, schema, present
+            raise ValueError(f"it has no column {column!r}")
     return present
 
 
@@ -271,16 +278,10 @@ def _schema_of(table: str, names: tuple[str, ...]) -> pa.Schema:
     return pa.schema([TABLES[table].field(column) for column in names])
 
 
-def _checked_batch(
-    name: str, batch: pa.RecordBatch, table: str, names: Sequence[str], rank: RankDirectory
-) -> pa.RecordBatch:
-    """The columns ``names`` of a decoded batch, checked and cast to the type of the schema; absent ones are null.
-
-    Raises:
-        CorruptRunError: a null, a length or a value that precdoctor never writes, or rows of another rank.
-    """
+def _checked_batch(batch: pa.RecordBatch, table: str, names: tuple[str, ...], rank: RankDirectory) -> pa.RecordBatch:
+    """The columns ``names`` of a decoded batch, checked and cast to the type of the schema; absent ones are null."""
     batch.validate(full=True)
-    schema = _schema_of(table, tuple(names))
+    schema = _schema_of(table, names)
     have = dict(zip(batch.schema.names, batch.columns, strict=True))
     columns = {}
     for field in schema:
@@ -289,11 +290,11 @@ def _checked_batch(
             _as_type(have[column], field.type) if column in have else pa.nulls(batch.num_rows, field.type)
         )
         if not field.nullable and array.null_count:
-            raise damaged(name, f"column {column!r} holds nulls")
+            raise ValueError(f"column {column!r} holds nulls")
     if "rank" in columns and not pc.all(pc.equal(columns["rank"], rank.rank), min_count=0).as_py():
-        raise damaged(name, f"it holds rows of another rank than {rank.rank}")
-    _check_lengths(name, columns)
-    _check_domains(name, columns, WORDS.get(table, {}))
+        raise ValueError(f"it holds rows of another rank than {rank.rank}")
+    _check_lengths(columns)
+    _check_domains(columns, WORDS.get(table, {}))
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
 
 
@@ -309,8 +310,8 @@ def _as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return array if array.type == kind else array.cast(kind)
 
 
-def _check_lengths(name: str, columns: dict[str, pa.Array]) -> None:
-    """Raise CorruptRunError if a list or a text is too long. Columns with the same limit are checked together."""
+def _check_lengths(columns: dict[str, pa.Array]) -> None:
+    """Raise ValueError if a list or a text is too long. Columns with the same limit are checked together."""
     together: dict[int, list[tuple[str, pa.Array]]] = {}
     for column, array in columns.items():
         if pa.types.is_list(array.type):
@@ -323,11 +324,11 @@ def _check_lengths(name: str, columns: dict[str, pa.Array]) -> None:
             continue
         together.setdefault(limit, []).append((column, lengths))
     for limit, several in together.items():
-        _check_range(name, several, 0, limit, "a value of length ")
+        _check_range(several, 0, limit, "a value of length ")
 
 
-def _check_domains(name: str, columns: dict[str, pa.Array], words: Mapping[str, tuple[str, ...]]) -> None:
-    """Raise CorruptRunError if a value cannot have been measured: a negative count, an infinite amax, an unknown kind.
+def _check_domains(columns: dict[str, pa.Array], words: Mapping[str, tuple[str, ...]]) -> None:
+    """Raise ValueError if a value cannot have been measured: a negative count, an infinite amax, an unknown kind.
 
     NaN is refused in these columns: extremes are over finite elements, and null if there are none.
     """
@@ -336,7 +337,7 @@ def _check_domains(name: str, columns: dict[str, pa.Array], words: Mapping[str, 
         if column in words and set(array.dictionary.to_pylist()).difference(words[column]):
             strange = {*pc.unique(array).dictionary_decode().drop_null().to_pylist()}.difference(words[column])
             if strange:
-                raise damaged(name, f"column {column!r} holds {min(strange)!r}")
+                raise ValueError(f"column {column!r} holds {min(strange)!r}")
         if column in DOMAINS:
             values = array.flatten() if pa.types.is_list(array.type) else array
             together.setdefault((values.type, DOMAINS[column]), []).append((column, values))
@@ -344,18 +345,18 @@ def _check_domains(name: str, columns: dict[str, pa.Array], words: Mapping[str, 
         if pa.types.is_floating(kind):
             for column, values in several:
                 if pc.any(pc.is_nan(values)).as_py():
-                    raise damaged(name, f"column {column!r} holds NaN")
-        _check_range(name, several, low, high)
+                    raise ValueError(f"column {column!r} holds NaN")
+        _check_range(several, low, high)
 
 
-def _check_range(name: str, columns: list[tuple[str, pa.Array]], low: float, high: float, what: str = "") -> None:
-    """Raise CorruptRunError if a value lies outside [low, high]; the columns have one type and are checked at once."""
+def _check_range(columns: list[tuple[str, pa.Array]], low: float, high: float, what: str = "") -> None:
+    """Raise ValueError if a value lies outside [low, high]; the columns have one type and are checked at once."""
     extremes = pc.min_max(pa.chunked_array([values for _, values in columns])).as_py()
     if extremes["min"] is None or (low <= extremes["min"] and extremes["max"] <= high):
         return
     if len(columns) > 1:
         for column in columns:
-            _check_range(name, [column], low, high, what)
-    raise damaged(
-        name, f"column {columns[0][0]!r} holds {what or format(extremes['min'], 'g') + ' to '}{extremes['max']:g}"
+            _check_range([column], low, high, what)
+    raise ValueError(
+        f"column {columns[0][0]!r} holds {what or format(extremes['min'], 'g') + ' to '}{extremes['max']:g}"
     )

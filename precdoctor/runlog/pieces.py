@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -15,8 +14,8 @@ from precdoctor.errors import CorruptRunError, UsageError
 from precdoctor.runlog.filters import Query, query
 from precdoctor.runlog.layout import RankDirectory
 from precdoctor.runlog.part_cache import PartCache
-from precdoctor.runlog.parts import joined, open_rows, sealed_rows
-from precdoctor.runlog.survey import read_manifest, readable, survey
+from precdoctor.runlog.parts import joined, part_rows
+from precdoctor.runlog.survey import readable, survey
 
 #: Most rows of a piece, unless a single part has more.
 PIECE_ROWS: Final = 1 << 21
@@ -112,7 +111,11 @@ def _queries(
 
 
 def rank_rows(
-    rank: RankDirectory, asked: Query, cache: PartCache, rest: Sequence[str] = (), parts: tuple[int, int] | None = None
+    rank: RankDirectory,
+    asked: Query,
+    cache: PartCache,
+    rest: tuple[str, ...] = (),
+    parts: tuple[int, int] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The columns that ``asked`` needs, plus ``attempt``, of one process; its row filter is not applied yet.
 
@@ -131,15 +134,5 @@ def rank_rows(
         if missing.startswith(f"{asked.table}-"):
             raise CorruptRunError(f"{name}/{missing} is missing")
     for part in content.files:
-        if part.table != asked.table or not (parts is None or parts[0] <= part.number <= parts[1]):
-            continue
-        listed = content.listed
-        if not part.sealed:
-            try:
-                yield from open_rows(part, asked, rank)
-                continue
-            except FileNotFoundError:  # sealed since the survey
-                with readable(name):
-                    listed = read_manifest(Path(rank.path))
-        sealed = part.as_sealed()
-        yield from sealed_rows(sealed, listed.get(sealed.path.name), asked, rank, cache, rest)
+        if part.table == asked.table and (parts is None or parts[0] <= part.number <= parts[1]):
+            yield from part_rows(part, content, asked, rank, cache, rest)

@@ -161,13 +161,13 @@ def append_line(path: Path, content: dict[str, object]) -> None:
         os.fsync(handle)
 
 
-def seal(run: Path, *, force: bool = False) -> list[str]:
+def seal(run: Path) -> list[str]:
     """Seal the streams that dead processes of a run left open. The parent calls it after the command has ended.
 
     Whole batches become parts, a torn tail is dropped, temporary files of dead writers are removed. A rank directory
-    whose writer is alive (a detached process that holds the lock) is skipped unless ``force``; if a stream is sealed
-    under a living writer, that writer replaces the part when it seals. A damaged stream stays as it is, for
-    ``log verify`` to show. May be called any number of times.
+    whose writer is alive (a detached process that holds the lock) is skipped. On a file system without locks a stream
+    may be sealed under a living writer, which then replaces the part when it seals. A damaged stream stays as it is,
+    for ``log verify`` to show. May be called any number of times.
 
     Returns:
         The sealed parts, as ``rank-00000/tensors-000001.parquet``.
@@ -177,7 +177,7 @@ def seal(run: Path, *, force: bool = False) -> list[str]:
     """
     sealed = []
     for rank in rank_directories(Path(run)):
-        if not force and is_locked(rank.path):
+        if is_locked(rank.path):
             continue
         for match, path in list(files_matching(rank.path, OPEN_PART)):
             try:

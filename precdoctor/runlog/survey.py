@@ -17,8 +17,6 @@ from precdoctor.runlog.layout import MAX_JSON_BYTES, files_matching, parse_json,
 from precdoctor.runlog.part_cache import PartCache
 from precdoctor.runlog.sealing import Part
 
-MAX_PARTS: Final = 1 << 20
-
 _ARROW_ERRORS: Final = (pa.ArrowException, OSError, ValueError, TypeError, OverflowError, MemoryError, KeyError)
 
 
@@ -119,15 +117,15 @@ def survey(directory: Path, cache: PartCache | None = None) -> Survey:
     ``cache`` holds listings and manifests of earlier calls.
 
     Raises:
-        CorruptRunError: parts.jsonl is damaged, or there are more than ``MAX_PARTS`` parts.
+        CorruptRunError: parts.jsonl is damaged.
         OSError: the directory or parts.jsonl cannot be read.
     """
     cache = PartCache() if cache is None else cache
     listed = cache.manifest(directory / PARTS_FILE, lambda: read_manifest(directory))
     files = cache.listing(directory, lambda: _part_files(directory))
-    content = _survey(directory, files, listed)
+    content = _survey(files, listed)
     if content.unlisted:  # sealed after parts.jsonl was read: by now the part is listed
-        content = _survey(directory, _part_files(directory), read_manifest(directory))
+        content = _survey(_part_files(directory), read_manifest(directory))
     return content
 
 
@@ -140,14 +138,12 @@ def _part_files(directory: Path) -> list[PartFile]:
     ]
 
 
-def _survey(directory: Path, files: list[PartFile], listed: dict[str, Part]) -> Survey:
+def _survey(files: list[PartFile], listed: dict[str, Part]) -> Survey:
     chosen: dict[tuple[str, int], PartFile] = {}
     for file in files:
         key = file.table, file.number
         if key not in chosen or file.path.name in listed:
             chosen[key] = file
-    if len(chosen) > MAX_PARTS:
-        raise CorruptRunError(f"{directory.name} holds {len(chosen)} parts; no rank has that many")
     return Survey([chosen[key] for key in sorted(chosen)], listed)
 
 

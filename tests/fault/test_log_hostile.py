@@ -13,7 +13,6 @@ from precdoctor.runlog import create_run, open_run, seal
 from precdoctor.runlog import layout as layout_module
 from precdoctor.runlog import pages as pages_module
 from precdoctor.runlog import parts as parts_module
-from precdoctor.runlog import survey as survey_module
 from precdoctor.runlog.sealing import digest_of
 from precdoctor.runlog.stream import MAX_BATCH_BYTES, StreamEncoder, stored_schema
 from precdoctor.runlog.verify import verify
@@ -275,11 +274,6 @@ def test_huge_json(run, monkeypatch):
     (run / "rank-00000/rank.json").write_text('{"a": "' + "x" * 1000 + '"}')
     with pytest.raises(CorruptRunError, match="at most 1000"):
         assert open_run(run).ranks
-
-
-def test_too_many_parts(run, monkeypatch):
-    monkeypatch.setattr(survey_module, "MAX_PARTS", 0)
-    refused(run, "no rank has that many")
 
 
 def test_an_unreadable_file_is_not_called_damaged(run, monkeypatch):

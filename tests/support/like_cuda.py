@@ -325,7 +325,7 @@ def install(*, batches: bool = True, compiled: bool = False) -> None:
         compiled: they are the true ones, compiled, and launched into nothing; see ``tests.support.driver``.
     """
     from precdoctor.recording import kernels
-    from precdoctor.recording.kernels import cuda, reference
+    from precdoctor.recording.kernels import cuda, light_launch, reference
     from precdoctor.recording.kernels import row_layout as at
     from precdoctor.recording.kernels.tiling import fits, tiling
 
@@ -377,7 +377,7 @@ def install(*, batches: bool = True, compiled: bool = False) -> None:
     }.items():
         _cuda(name, value)
 
-    cuda._raw_stream = lambda _index: CUDA.stream
+    light_launch.raw_stream = lambda _index: CUDA.stream
 
     def strides(x):
         return None if x.is_contiguous() else x.stride()
@@ -416,11 +416,9 @@ def install(*, batches: bool = True, compiled: bool = False) -> None:
         return True
 
     if compiled:
-        from precdoctor.recording.kernels import light_launch
         from tests.support import driver
 
         driver.install()
-        light_launch._raw_stream = lambda _index: CUDA.stream
         true_look = cuda.look
 
         def look_at_nothing(device, programs, addresses, *more, **options):

@@ -22,7 +22,8 @@ def tensor_rows(batch: StepBatch, rank: int, scale: float | None) -> list[dict[s
         snapshot = batch.snapshots.get(entry.device)
         if snapshot is None:
             continue
-        ints, floats = (t.numpy() for t in snapshot.row(entry.slot))
+        slot = np.array([entry.slot])
+        (ints,), (floats,) = snapshot.ints(slot, 0, at.INT_WIDTH), snapshot.floats(slot)
         if ints[at.LAUNCHES] == 0:
             continue
         rows.append(_row(entry, ints, floats, batch, rank))

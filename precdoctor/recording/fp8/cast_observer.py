@@ -236,8 +236,10 @@ def block_scales(recorder: Recorder, operand: Entry, by: Tensor, *, inverse: boo
     with kernels.apart_from_user_modes():
         dense = dense.detach().float()
         dense = dense.reciprocal() if inverse else dense
-    site = operand.site._replace(kind="block_scale", dtype="float32")
-    recorder.measure(site, dense, dense, restart=True)
+    place, _, name, call, phase, _, evaluating = operand.site
+    recorder.measure(
+        place, "block_scale", name, dense, dense, call=call, phase=phase, evaluating=evaluating, restart=True
+    )
 
 
 def measure(
@@ -246,12 +248,12 @@ def measure(
     """Measure ``scaled``, by default ``x``, into the row of a cast of ``x``; None if the cast is not recorded."""
     dense = tensor_leaves.plain(x if scaled is None else scaled)
     kind = "fp8_operand" if operand.fmt.bits == 8 else "subbyte_operand"
-    site = recorder.site(call.place, kind, name, x, call=call.number, phase=call.phase)
-    if call.evaluating:
-        site = site._replace(evaluating=True)
-    if dense is None or not recorder.options.takes(site.kind):
+    if dense is None:
         return None
-    entry = recorder.measure(site, x, dense, restart=True, launch=launcher(operand.fmt))
+    entry = recorder.measure(
+        call.place, kind, name, x, dense, call=call.number, phase=call.phase, evaluating=call.evaluating,
+        restart=True, launch=launcher(operand.fmt),
+    )  # fmt: skip
     if entry is not None:
         entry.operand = operand
         entry.reached_by_backward = entry.reached_by_backward or call.backward

@@ -1,8 +1,6 @@
-"""The statistics op ``precdoctor::stat(Tensor x, int slot) -> ()``, and the choice of the kernel that runs it.
+"""Adds statistics of tensors to slots, and chooses the kernel that computes them.
 
-The op owns its buffers, one bank of slots per device, so a slot is a plain integer that compiled graphs and CUDA graphs
-can carry. It is defined with ``torch.library.Library.define/impl`` (a Python ``custom_op`` costs ten times as much per
-call) and registered for every backend.
+A slot is a number; its memory is in the bank of the tensor's device, at addresses that CUDA graphs can carry.
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ from precdoctor.recording.kernels.batched import Job as Job
 from precdoctor.recording.kernels.batched import Tables as Tables
 from precdoctor.recording.kernels.cuda import stay_out_of_captures as stay_out_of_captures
 from precdoctor.recording.kernels.cuda import stream_of as stream_of
+from precdoctor.recording.kernels.native_cpu import supports_update as supports_update
 from precdoctor.recording.kernels.outside_user_modes import apart_from_every_mode as apart_from_every_mode
 from precdoctor.recording.kernels.outside_user_modes import apart_from_user_modes as apart_from_user_modes
 from precdoctor.recording.kernels.outside_user_modes import is_unwatched, modes_open
@@ -29,10 +28,6 @@ from precdoctor.recording.kernels.slot_memory import Bank as Bank
 from precdoctor.recording.kernels.slot_memory import Snapshot as Snapshot
 
 _ALL_BLOCKS, _ACTIVATION_BLOCKS = native_cpu.wanted(at.BLOCK_SIZES), native_cpu.wanted(at.BLOCK_SIZES[1:])
-
-_library = torch.library.Library("precdoctor", "DEF")
-_library.define("stat(Tensor x, int slot) -> ()")
-_library.define("update(Tensor before, Tensor after, Tensor intended, int slot) -> ()")
 
 _banks: dict[torch.device, Bank] = {}
 #: Slots that also get histograms of blocks of 16, for NVFP4; ``slot_table`` chooses them by kind.
@@ -103,7 +98,8 @@ def measurable(x: Tensor) -> Tensor:
     return x if x.is_cpu or x.is_cuda else x.cpu()
 
 
-def _stat(x: Tensor, slot: int) -> None:
+def stat(x: Tensor, slot: int) -> None:
+    """Accumulate the statistics of ``x`` (floating-point, dense, not empty; any strides) into a slot of its device."""
     x = measurable(x)
     home = admitted(x.device, slot)
     if home is None:
@@ -132,39 +128,6 @@ def _launch(x: Tensor, home: Bank, slot: int, want: int) -> None:
     (blocked if fast else reference).measure(x, *home.row(slot), home.counter, blocks)
 
 
-def _update(before: Tensor, after: Tensor, intended: Tensor, slot: int) -> None:
-    before, after, intended = (measurable(t) for t in (before, after, intended))
-    home = admitted(before.device, slot)
-    if home is None:
-        return
-    home.launches += 1
-    if native_cpu.supports_update(before, after, intended):
-        native_cpu.update_at(before, after, intended, *home.addresses(slot), home.counter_address)
-    else:
-        reference.measure_update(before, after, intended, *home.row(slot), home.counter)
-
-
-_library.impl("stat", _stat, "CompositeExplicitAutograd")
-_library.impl("update", _update, "CompositeExplicitAutograd")
-
-
-def _do_nothing(*_: object) -> None:
-    """Do nothing: fake tensors have no values."""
-
-
-for _name in ("stat", "update"):
-    torch.library.register_fake(f"precdoctor::{_name}", _do_nothing, lib=_library)
-
-
-def stat(x: Tensor, slot: int) -> None:
-    """Accumulate the statistics of ``x`` (floating-point, dense, not empty; any strides) into a slot of its device."""
-    # The dispatcher would cost small tensors more than the kernel. Only a graph being traced needs the op itself.
-    if torch.compiler.is_compiling():
-        torch.ops.precdoctor.stat.default(x, slot)
-    else:
-        _stat(x, slot)
-
-
 def reads_memory(x: Tensor) -> bool:
     """Whether :func:`stat` of ``x`` would run no torch op that a mode could notice; ``x`` must be a plain tensor."""
     # Ask C functions first whether any mode is open, because the answer is almost always no and every row asks.
@@ -187,22 +150,18 @@ def update(before: Tensor, after: Tensor, intended: Tensor | Adam, slot: int) ->
 
     Args:
         before, after: the weight.
-        intended: of the weight's shape; or its terms if :func:`makes_updates` accepts them.
+        intended: of the weight's shape; or its terms if :func:`supports_update` accepts them.
     """
-    if isinstance(intended, Adam):
-        home = bank(before.device)
-        home.launches += 1
-        native_cpu.adam_at(before, after, intended, *home.addresses(slot), home.counter_address)
+    if isinstance(intended, Tensor):
+        before, after, intended = measurable(before), measurable(after), measurable(intended)
+    home = admitted(before.device, slot)
+    if home is None:
         return
-    if torch.compiler.is_compiling():
-        torch.ops.precdoctor.update.default(before, after, intended, slot)
+    home.launches += 1
+    if isinstance(intended, Adam) or supports_update(before, after, intended):
+        native_cpu.update_at(before, after, intended, *home.addresses(slot), home.counter_address)
     else:
-        _update(before, after, intended, slot)
-
-
-def makes_updates(before: Tensor, after: Tensor, intended: Adam) -> bool:
-    """Whether :func:`update` can compute the intended update from its terms, which saves a pass or two over memory."""
-    return native_cpu.supports_adam(before, after, intended)
+        reference.measure_update(before, after, intended, *home.row(slot), home.counter)
 
 
 def gathers(x: Tensor, before: Tensor | None = None, intended: Tensor | None = None) -> bool:
@@ -220,7 +179,11 @@ def together(jobs: Sequence[batched.Job], tables: batched.Tables) -> None:
         jobs: tensors that :func:`gathers` accepted, no two of the same slot.
         tables: device tables of tensors of this kind, reused in the next step.
     """
-    for group, members in batched.grouped(jobs, bank, _wanted, cuda.stream_of).items():
+
+    def addresses(device: torch.device, slot: int) -> tuple[int, int]:
+        return bank(device).addresses(slot)
+
+    for group, members in batched.grouped(jobs, addresses, _wanted, cuda.stream_of).items():
         home = bank(group.device)
         home.admits(members[0].job.slot)
         if cuda.measure_many(group, members, tables.of(group), home.counter):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -66,16 +66,9 @@ class Member(NamedTuple):
     tiling: Tiling
 
 
-class Home(Protocol):
-    """The slots of one device."""
-
-    def addresses(self, slot: int) -> tuple[int, int]:
-        """Return the addresses of a slot's integer and float row."""
-
-
 def grouped(
     jobs: Iterable[Job],
-    home: Callable[[torch.device], Home],
+    addresses: Callable[[torch.device, int], tuple[int, int]],
     want: Callable[[int], int],
     stream: Callable[[Tensor], int],
 ) -> dict[Group, list[Member]]:
@@ -83,6 +76,7 @@ def grouped(
 
     Args:
         jobs: any, as long as no slot occurs twice.
+        addresses: returns the addresses of a slot's integer and float row.
         want: returns blocks and fingerprint of a slot, as a bit mask.
         stream: returns the current stream of a tensor's device.
     """
@@ -102,7 +96,7 @@ def grouped(
         wide = is_aligned(pointers, on)
         group = Group(x.device, streams[x.device], x.dtype, blocks, on.width, on.flat, wide, job.restart, kind)
         pointers += [0] * (3 - len(tensors))
-        member = Member(job, (*pointers, *home(x.device).addresses(job.slot)), on)
+        member = Member(job, (*pointers, *addresses(x.device, job.slot)), on)
         groups.setdefault(group, []).append(member)
     return groups
 

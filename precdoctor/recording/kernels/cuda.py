@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from precdoctor.recording.kernels import batched
+from precdoctor.recording.kernels import batched, light_launch
 from precdoctor.recording.kernels.light_launch import KernelFailedError, is_device_error
 from precdoctor.recording.kernels.tiling import is_dense
 from precdoctor.recording.process import attach
@@ -28,13 +28,6 @@ _thread = threading.local()
 _RELAXED: Final = 2
 #: Bit mask: blocks of every size, and a fingerprint.
 _ALL: Final = 15
-
-
-def _stream_by_object(index: int) -> int:
-    return torch.cuda.current_stream(index).cuda_stream
-
-
-_raw_stream: Final[Callable[[int], int]] = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_by_object)
 
 
 def measure(x: Tensor, ints: int, floats: int, counter: int, want: int) -> bool:
@@ -125,7 +118,7 @@ def stream_of(x: Tensor) -> int:
 
 def current_stream(device: torch.device) -> int:
     """Return CUDA's handle of a GPU's current stream; creating torch's stream object would take as long as a launch."""
-    return _raw_stream(device.index)
+    return light_launch.raw_stream(device.index)
 
 
 def stream_object(device: torch.device, stream: int) -> torch.cuda.Stream:

@@ -20,8 +20,8 @@ from precdoctor.recording.process import attach
 #: Positions of a launcher's arguments before those of the kernel: the grid, the stream, the function, the kernel's
 #: packed metadata, data for a profiler, and the two hooks that a profiler sets.
 _GRID, _STREAM, _FUNCTION, _PACKED, _HOOKS, _FIRST = slice(0, 3), 3, 4, 5, slice(7, 9), 9
-#: Torch's function that returns the handle of a device's current stream; None if this torch has none.
-_raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+#: Torch's function that returns the handle of a device's current stream. A torch without CUDA has none.
+raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _device: 0)
 
 Launcher = Callable[..., object]
 
@@ -47,8 +47,6 @@ _slow_start = _SlowStartNotice()
 
 @dataclass(slots=True, eq=False)
 class _Compiled:
-    """A kernel with its constants, on one device."""
-
     #: The kernel until a launch of it was observed; None afterwards, or if it cannot be observed.
     kernel: Any
     #: The launcher, once its arguments are known: after the stream ``front``, the kernel's arguments, ``tail``.
@@ -101,9 +99,8 @@ class LightLaunch:
                     self._failed.add(key)
                 raise
             _slow_start.spend(time.perf_counter() - began)
-            watchable = kernel is not None and device.type == "cuda" and _raw_stream is not None
-            self._compiled[key] = _Compiled(kernel if watchable else None)
-        elif entry.run is None or _raw_stream is None:
+            self._compiled[key] = _Compiled(kernel if device.type == "cuda" else None)
+        elif entry.run is None:
             if entry.kernel is None or not self._observing.acquire(blocking=False):
                 self._by_triton(programs, arguments, constants)
                 return
@@ -113,7 +110,7 @@ class LightLaunch:
                 self._observing.release()
         else:
             try:
-                entry.run(programs, 1, 1, _raw_stream(device.index), *entry.front, *arguments, *entry.tail)
+                entry.run(programs, 1, 1, raw_stream(device.index), *entry.front, *arguments, *entry.tail)
             except TypeError:  # the launcher takes other arguments after all; nothing was launched
                 entry.run = entry.kernel = None
                 self._by_triton(programs, arguments, constants)

@@ -192,46 +192,40 @@ def restart(ints: int, floats: int) -> None:
     ctypes.memmove(floats, _FRESH_FLOATS, 8 * at.FLOAT_WIDTH)
 
 
-def supports_update(before: Tensor, after: Tensor, intended: Tensor) -> bool:
-    """Whether :func:`update_at` accepts these: contiguous, weight of at most 32 bits, intended in FP32 or FP64."""
-    return (
-        supports(before)
-        and before.dtype != torch.float64
-        and intended.dtype in {torch.float32, torch.float64}
-        and all(x.is_contiguous() for x in (before, after, intended))
-    )
+def supports_update(before: Tensor, after: Tensor, intended: Tensor | Adam) -> bool:
+    """Whether :func:`update_at` accepts these: contiguous, on the CPU, weight of at most 32 bits.
+
+    ``intended``: in FP32 or FP64; or Adam's terms: moments in FP32, the others Python numbers.
+    """
+    if isinstance(intended, Adam):
+        of_update: tuple[Tensor, ...] = intended.first, intended.second
+        if any(isinstance(term, Tensor) for term in (intended.factor, intended.root, intended.decay)):
+            return False
+        if not all(m.dtype == torch.float32 and m.is_cpu and m.shape == before.shape for m in of_update):
+            return False
+    else:
+        of_update = (intended,)
+        if intended.dtype not in {torch.float32, torch.float64}:
+            return False
+    contiguous = all(x.is_contiguous() for x in (before, after, *of_update))
+    return contiguous and before.dtype != torch.float64 and supports(before)
 
 
-def update_at(before: Tensor, after: Tensor, intended: Tensor, ints: int, floats: int, counter: int) -> None:
-    """:func:`precdoctor.recording.kernels.reference.measure_update` by the addresses of the slot's rows."""
-    lib: Any = library()
-    wide = intended.dtype == torch.float64
-    plan, numel = _update_plan(before.dtype, before.shape)
-    threads = 1 if numel < _THREADS_FROM or _forked else torch.get_num_threads()
-    pointers = before.data_ptr(), after.data_ptr(), intended.data_ptr()
-    lib.precdoctor_update(*pointers, wide, plan, ints, floats, counter, threads)
+def update_at(before: Tensor, after: Tensor, intended: Tensor | Adam, ints: int, floats: int, counter: int) -> None:
+    """:func:`precdoctor.recording.kernels.reference.measure_update` by the addresses of the slot's rows.
 
-
-def supports_adam(before: Tensor, after: Tensor, adam: Adam) -> bool:
-    """Whether :func:`adam_at` accepts these: contiguous, on the CPU, moments in FP32, other terms Python numbers."""
-    moments = adam.first, adam.second
-    return (
-        supports(before)
-        and before.dtype != torch.float64
-        and all(m.dtype == torch.float32 and m.is_cpu and m.shape == before.shape for m in moments)
-        and all(x.is_contiguous() for x in (before, after, *moments))
-        and not any(isinstance(term, Tensor) for term in (adam.factor, adam.root, adam.decay))
-    )
-
-
-def adam_at(before: Tensor, after: Tensor, adam: Adam, ints: int, floats: int, counter: int) -> None:
-    """:func:`update_at` with Adam's intended update; the same row as with ``adam.update(before)``, bit for bit."""
+    Adam's terms give the same row as ``intended.update(before)``, bit for bit.
+    """
     lib: Any = library()
     plan, numel = _update_plan(before.dtype, before.shape)
-    threads = 1 if numel < _THREADS_FROM or _forked else torch.get_num_threads()
-    pointers = before.data_ptr(), after.data_ptr(), adam.first.data_ptr(), adam.second.data_ptr()
-    terms = (ctypes.c_float * 4)(float(adam.factor), float(adam.root), adam.eps, float(adam.decay or 0.0))
-    lib.precdoctor_adam(*pointers, terms, plan, ints, floats, counter, threads)
+    rows = plan, ints, floats, counter, 1 if numel < _THREADS_FROM or _forked else torch.get_num_threads()
+    weights = before.data_ptr(), after.data_ptr()
+    if isinstance(intended, Adam):
+        terms = float(intended.factor), float(intended.root), intended.eps, float(intended.decay or 0.0)
+        moments = intended.first.data_ptr(), intended.second.data_ptr()
+        lib.precdoctor_adam(*weights, *moments, (ctypes.c_float * 4)(*terms), *rows)
+    else:
+        lib.precdoctor_update(*weights, intended.data_ptr(), intended.dtype == torch.float64, *rows)
 
 
 #: C functions, because gradients are read in every step.

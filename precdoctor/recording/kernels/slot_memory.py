@@ -245,13 +245,11 @@ class Snapshot:
         ints: list[Tensor],
         floats: list[Tensor],
         event: torch.cuda.Event | None,
-        home: Bank | None = None,
+        home: Bank,
         copy: Tensor | None = None,
     ) -> None:
-        self._ints = ints
-        self._floats = floats
-        self._event = event
-        self._home = home
+        self._ints, self._floats, self._event = ints, floats, event
+        self._home: Bank | None = home
         #: Pinned memory that holds the rows.
         self._copy = copy
         #: Number of rows of host memory in use.
@@ -270,11 +268,6 @@ class Snapshot:
         """Block until the copy has arrived."""
         if self._event is not None:
             self._event.synchronize()
-
-    def row(self, slot: int) -> tuple[Tensor, Tensor]:
-        """Return the integer and float row of one slot, on the host."""
-        block, index = divmod(slot, _SLOTS_PER_BLOCK)
-        return self._ints[block][index], self._floats[block][index]
 
     def ints(self, slots: npt.NDArray[np.int64], first: int, stop: int) -> npt.NDArray[np.int64]:
         """Return columns ``first .. stop - 1`` of the integer rows of some slots, shape ``(slots, columns)``."""

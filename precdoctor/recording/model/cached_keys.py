@@ -133,5 +133,4 @@ def _are_key_and_value(key: Any, value: Any) -> bool:
 
 
 def _heads_first(names: tuple[str, str], key: Any, value: Any) -> tuple[Tensor, Tensor]:
-    """Return key and value with heads before tokens."""
     return (key.transpose(1, 2), value.transpose(1, 2)) if names == _TOKENS_FIRST else (key, value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import types
-from collections import OrderedDict, UserDict
+from collections import UserDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from torch import nn
 
 from precdoctor.recording.model import static
+from precdoctor.recording.model.object_copies import shallow_copy
 
 #: Most elements read of one container.
 MAX_ELEMENTS = 1024
@@ -42,17 +43,10 @@ class Opened:
 
     def remade(self, changed: Mapping[Any, Any]) -> Any:
         """Return the same container with some elements replaced; the container itself if it cannot be rebuilt."""
-        value, kind = self._value, type(self._value)
-        if _of_class(kind, "__del__") is not None:
-            return value  # it would run when the copy is deleted
         try:
-            if self.is_object:
-                return _object_like(value, kind, changed)
-            if issubclass(kind, dict):
-                return _dict_like(value, kind, changed)
-            return _sequence_like(value, kind, changed)
+            return shallow_copy(self._value, changed)
         except (TypeError, AttributeError):
-            return value  # its layout is not that of Python's own classes
+            return self._value  # its layout is not that of Python's own classes
 
 
 def opened(value: Any, *, objects: bool) -> Opened | None:
@@ -81,7 +75,7 @@ def names(found: Opened) -> list[str]:
     kind = type(found._value)
     if kind is tuple or kind is list:
         return list(map(str, found.items))
-    fields = _of_class(kind, "_fields") if issubclass(kind, tuple) else None
+    fields = static.of_class(found._value, "_fields") if issubclass(kind, tuple) else None
     if type(fields) is tuple and len(fields) >= len(found.items) and all(type(f) is str for f in fields):
         return [static.text(name) for name in fields[: len(found.items)]]
     return [_word(key, i) for i, key in enumerate(found.items)]
@@ -103,66 +97,13 @@ def _word(key: Any, position: int) -> str:
 
 def _is_record(kind: type) -> bool:
     """Return whether a class was made to hold values: a mapping, dataclass or attrs class."""
-    return Mapping in static.mro(kind) or any(_of_class(kind, name) is not None for name in _RECORDS)
-
-
-def _of_class(kind: type, name: str) -> Any:
-    """Return an attribute as stored in a class or its bases; None if there is none."""
-    return next((found[name] for base in static.mro(kind) if name in (found := static.members(base))), None)
-
-
-def _slots(kind: type) -> dict[str, types.MemberDescriptorType]:
-    """Return the slots of a class and its bases, by name."""
-    found: dict[str, types.MemberDescriptorType] = {}
-    for base in static.mro(kind):
-        if "__slots__" in (own := static.members(base)):
-            found |= {n: d for n, d in own.items() if type(d) is types.MemberDescriptorType and n not in found}
-    return found
+    return Mapping in static.mro(kind) or any(static.defines(kind, name) for name in _RECORDS)
 
 
 def _attributes(value: Any, kind: type) -> dict[str, Any]:
-    """Return slots and instance dictionary, by name."""
     own = itertools.islice(dict.items(static.own(value)), MAX_ELEMENTS)
     found = {n: x for n, x in own if type(n) is str}
-    for name, slot in _slots(kind).items():
+    for slot in static.slots(kind):
         with contextlib.suppress(AttributeError):  # the slot is empty
-            found.setdefault(name, slot.__get__(value))
+            found.setdefault(slot.__name__, slot.__get__(value))
     return found
-
-
-def _sequence_like(value: Any, kind: type, changed: Mapping[Any, Any]) -> Any:
-    made: Any
-    if issubclass(kind, list):
-        made = list.__new__(kind)
-        list.extend(made, (changed.get(i, x) for i, x in enumerate(list.__iter__(value))))
-    else:
-        items = [changed.get(i, x) for i, x in enumerate(tuple.__iter__(value))]
-        new: Any = tuple.__new__
-        made = new(kind, items)
-    return _with_attributes(made, value, kind, {})
-
-
-def _object_like(value: Any, kind: type, changed: Mapping[Any, Any]) -> Any:
-    base: Any = types.SimpleNamespace if types.SimpleNamespace in static.mro(kind) else object
-    return _with_attributes(base.__new__(kind), value, kind, changed)
-
-
-def _dict_like(value: Any, kind: type, changed: Mapping[Any, Any]) -> Any:
-    """Return a dictionary of the same class with some elements replaced; itself if a key is an object."""
-    if not all(type(k) in static.KEYS for k in dict.keys(value)):
-        return value  # their hash is user code
-    base: type[dict[Any, Any]] = OrderedDict if OrderedDict in static.mro(kind) else dict
-    made: Any = base.__new__(kind)
-    for key, item in dict.items(value):
-        base.__setitem__(made, key, changed.get(key, item))
-    return _with_attributes(made, value, kind, {})
-
-
-def _with_attributes(made: Any, value: Any, kind: type, changed: Mapping[Any, Any]) -> Any:
-    """Copy the attributes and slots of ``value`` to ``made``, some of them replaced; return ``made``."""
-    if own := static.own(value):
-        static.own(made).update({**own, **{n: x for n, x in changed.items() if n in own}})
-    for name, slot in _slots(kind).items():
-        with contextlib.suppress(AttributeError):
-            slot.__set__(made, changed[name] if name in changed else slot.__get__(value))
-    return made

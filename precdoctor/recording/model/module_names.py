@@ -268,5 +268,4 @@ def _without_wrappers(raw: str, outer: nn.Module) -> Iterator[str]:
 
 
 def _holds_any(module: nn.Module) -> bool:
-    """Return whether a module has children or parameters."""
     return bool(static.held(module, "_modules") or static.held(module, "_parameters"))

@@ -1,10 +1,11 @@
-"""Copies the user's objects for a replay. None of their own methods runs, not even ``__init__``."""
+"""Copies the user's objects and containers for a replay. None of their own methods runs, not even ``__init__``."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict, defaultdict, deque
-from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from collections.abc import Mapping
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -14,18 +15,19 @@ from precdoctor.recording.model import static
 
 #: Types whose values a copy shares with the original.
 _SHARED: Final = (BuiltinFunctionType, FunctionType, ModuleType, type, torch.dtype, torch.device)
-#: Builtin classes that must create instances of their subclasses, derived classes first.
-_CONTAINERS: Final = (OrderedDict, defaultdict, dict, list)
+#: Builtin containers; these must create the instances of their subclasses, derived classes first.
+_CONTAINERS: Final = (OrderedDict, defaultdict, dict, list, tuple)
 
 
 class UnreadableError(TypeError):
     """An object that cannot be copied without running its code."""
 
 
-def shallow_copy(x: Any) -> Any:
+def shallow_copy(x: Any, changed: Mapping[Any, Any] = MappingProxyType({})) -> Any:
     """Return a second object with the same attributes; its constructor, ``__copy__`` and ``__getstate__`` do not run.
 
-    Dictionaries and lists, and instances of classes derived from them, get the same entries.
+    Dictionaries, lists and tuples, and instances of classes derived from them, get the same entries. ``changed``
+    replaces some: entries by key or position; of other objects, attributes by name.
 
     Raises:
         UnreadableError: its class stores more than that, or defines ``__del__``, or hashing a key may run code.
@@ -33,22 +35,25 @@ def shallow_copy(x: Any) -> Any:
     kind = type(x)
     if static.defines(kind, "__del__"):
         raise UnreadableError(f"{kind.__name__} defines __del__")
-    base: Any = next((b for b in _CONTAINERS if issubclass(kind, b)), object)
+    base: Any = next((b for b in (*_CONTAINERS, SimpleNamespace) if issubclass(kind, b)), object)
+    attributes = {} if base in _CONTAINERS else changed
     try:
-        twin = base.__new__(kind)
+        given = [[changed.get(i, v) for i, v in enumerate(tuple.__iter__(x))]] if base is tuple else []
+        twin = base.__new__(kind, *given)
     except TypeError as error:
         raise UnreadableError(str(error)) from error
     if issubclass(base, dict):
         for key, value in dict.items(x):
-            base.__setitem__(twin, _key(key, {}), value)
+            base.__setitem__(twin, _key(key, {}), changed.get(key, value))
         if base is defaultdict:
             defaultdict.__dict__["default_factory"].__set__(twin, defaultdict.__dict__["default_factory"].__get__(x))
     elif base is list:
-        list.extend(twin, list.__iter__(x))
-    static.own(twin).update(dict.items(static.own(x)))
-    for slot in _slots(kind):
+        list.extend(twin, [changed.get(i, v) for i, v in enumerate(list.__iter__(x))])
+    static.own(twin).update([(n, attributes.get(n, v)) for n, v in dict.items(static.own(x))])
+    for slot in static.slots(kind):
         with contextlib.suppress(AttributeError):  # the slot is empty
-            slot.__set__(twin, slot.__get__(x))
+            name = slot.__name__
+            slot.__set__(twin, attributes[name] if name in attributes else slot.__get__(x))
     return twin
 
 
@@ -91,17 +96,11 @@ def deep_copy(x: Any, memo: dict[int, Any]) -> Any:
         twin = memo[id(x)] = shallow_copy(x)
         there = static.own(twin)
         there.update([(name, deep_copy(value, memo)) for name, value in there.items()])
-        for slot in _slots(kind):
+        for slot in static.slots(kind):
             with contextlib.suppress(AttributeError):
                 slot.__set__(twin, deep_copy(slot.__get__(x), memo))
     memo[id(x)] = twin
     return twin
-
-
-def _slots(kind: type) -> list[Any]:
-    """Return the slots of a class, without those of its builtin base, which are read-only."""
-    own = (each for each in static.mro(kind) if static.members(each).get("__slots__") is not None)
-    return [m for each in own for m in static.members(each).values() if type(m) is MemberDescriptorType]
 
 
 def _empty_like(x: Any) -> Any:

@@ -104,8 +104,7 @@ def gradients_of(optimizer: torch.optim.Optimizer, limit: int) -> list[tuple[Ten
         limit: bytes that may be held. The list is empty if the gradients take more, or are not plain CPU tensors with
             version counters.
     """
-    given = [(p, p.grad) for p in parameters_of(optimizer) if p.grad is not None]
-    plain = all(tensor_leaves.plain(grad) is grad and grad.is_cpu and not grad.is_inference() for _, grad in given)
-    if not plain or sum(grad.nbytes for _, grad in given) > limit:
-        return []
-    return [(p, grad, grad._version) for p, grad in given]
+    given = [p for p in parameters_of(optimizer) if p.grad is not None]
+    plain = [(p, grad, grad._version) for p in given if (grad := tensor_leaves.plain_gradient(p)) is not None]
+    fits = len(plain) == len(given) and all(grad.is_cpu for _, grad, _ in plain)
+    return plain if fits and sum(grad.nbytes for _, grad, _ in plain) <= limit else []

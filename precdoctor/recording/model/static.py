@@ -41,7 +41,7 @@ _MAX_ENTRIES: Final = 1024
 #: Most elements of a list in a setting, and levels of nested lists.
 _MAX_SETTINGS, _MAX_NEST = 64, 4
 _MISSING: Final = object()
-#: Types without behaviour of their own.
+#: Types without behaviour of their own. Tested instead of ``isinstance``, which with a Parameter runs Python code.
 TENSORS: Final = frozenset((Tensor, nn.Parameter))
 _DICTIONARIES: Final = (dict, OrderedDict)
 
@@ -77,6 +77,12 @@ def of_class(x: Any, name: str, default: Any = None) -> Any:
         if found is not _MISSING:
             return default if any("__get__" in members(k) for k in mro(type(found))) else found
     return default
+
+
+def slots(kind: type) -> list[MemberDescriptorType]:
+    """Return the slots of a class and its bases, without those of a builtin base, which are read-only."""
+    own = (found for each in mro(kind) if "__slots__" in (found := members(each)))
+    return [m for found in own for m in found.values() if type(m) is MemberDescriptorType]
 
 
 def defines(kind: type, name: str) -> bool:
@@ -231,17 +237,22 @@ def held(module: nn.Module, kind: str) -> dict[str, Any]:
 
 def modules(module: nn.Module) -> list[nn.Module]:
     """Return the modules of ``module.modules()``, in its order, several times as fast."""
-    found: dict[int, nn.Module] = {}
+    return list(_parts(module))
+
+
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    found: set[int] = set()
     waiting = [module]
     while waiting:
         part = waiting.pop()
         if id(part) not in found:
-            found[id(part)] = part
+            found.add(id(part))
+            yield part
             children: Any = dict.get(module_dict(part), "_modules")
             if type(children) not in _DICTIONARIES:
                 children = held(part, "_modules")
-            waiting += [m for m in reversed(children.values()) if issubclass(type(m), nn.Module)]
-    return list(found.values())
+            if children:
+                waiting += [m for m in reversed(children.values()) if issubclass(type(m), nn.Module)]
 
 
 def named_modules(module: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -290,23 +301,14 @@ def _named(module: nn.Module, kind: str) -> Iterator[tuple[str, Tensor]]:
 def _tensors(module: nn.Module, kind: str) -> Iterator[Tensor]:
     """Iterate over the tensors of one kind lazily, module by module: some callers need only the first one."""
     found: set[int] = set()
-    waiting = [module]
-    tensors: Any
-    children: Any
-    while waiting:
-        part = waiting.pop()
-        if id(part) in found:
-            continue
-        found.add(id(part))
-        tensors, children = dict.get(module_dict(part), kind), dict.get(module_dict(part), "_modules")
-        if type(tensors) not in _DICTIONARIES or type(children) not in _DICTIONARIES:
-            tensors, children = held(part, kind), held(part, "_modules")
+    for part in _parts(module):
+        tensors: Any = dict.get(module_dict(part), kind)
+        if type(tensors) not in _DICTIONARIES:
+            tensors = held(part, kind)
         for x in tensors.values():
             if issubclass(type(x), Tensor) and id(x) not in found:
                 found.add(id(x))
                 yield x
-        if children:
-            waiting += [m for m in reversed(children.values()) if issubclass(type(m), nn.Module)]
 
 
 #: Iterate like the methods of a module with these names.

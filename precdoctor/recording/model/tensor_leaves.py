@@ -14,9 +14,7 @@ from precdoctor.recording.model import static
 from precdoctor.recording.model.containers import Opened, hides, names, opened
 
 _LAZY = (UninitializedParameter, UninitializedBuffer)
-#: Types without behaviour of their own. Compared by identity: ``isinstance`` with a Parameter runs Python code.
-EXACT = (Tensor, torch.nn.Parameter)
-_EXACT: Final = frozenset(EXACT)
+EXACT: Final = static.TENSORS
 _BASE: Any = torch._C.TensorBase
 _FLOATS, _NUMEL, _STORAGE = _BASE.is_floating_point, _BASE.numel, _BASE.untyped_storage
 _NEGATED: Any = _BASE.is_neg
@@ -132,7 +130,7 @@ class _Walk:
 
 def counts(x: Tensor) -> bool:
     """Return whether a tensor has floating-point or complex elements."""
-    if type(x) not in _EXACT:
+    if type(x) not in EXACT:
         with _without_its_code():
             return x.is_floating_point() or x.is_complex()
     return x.is_floating_point() or x.is_complex()
@@ -150,7 +148,7 @@ def buffer_stamp(owner: torch.nn.Module, name: str, buffer: Tensor) -> object:
 
 def version(x: Tensor) -> int:
     """Return the number of writes to a tensor's memory; -1 for inference tensors, which do not count them."""
-    if type(x) not in _EXACT:
+    if type(x) not in EXACT:
         with _without_its_code():
             # A lazy module's parameter has no shape before the first call, and raises at almost any question.
             return -1 if isinstance(x, _LAZY) or x.is_inference() else x._version
@@ -189,7 +187,7 @@ def all_plain(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     Usually all are plain already. C functions test that, because this runs in every step.
     """
     if torch._C._functorch.maybe_current_level() is None and (
-        _EXACT.issuperset(map(type, tensors))
+        EXACT.issuperset(map(type, tensors))
         and all(map(_FLOATS, tensors))
         and not any(map(_NESTED, tensors))
         and not any(map(_NEGATED, tensors))
@@ -210,7 +208,7 @@ def plain(x: Tensor) -> Tensor | None:
     with ops of their own, and missing memory, because reading that crashes: FSDP empties the storage of gathered
     parameters, and zero tangents of forward-mode differentiation have none.
     """
-    if type(x) not in _EXACT:
+    if type(x) not in EXACT:
         with _without_its_code():
             return _plain_of_subclass(x)
     if torch._C._functorch.maybe_current_level() is not None or is_batched(x):
@@ -228,13 +226,19 @@ def plain(x: Tensor) -> Tensor | None:
     return x if x.dtype.is_floating_point else None
 
 
+def plain_gradient(parameter: Tensor) -> Tensor | None:
+    """Return the gradient of a parameter if it is a dense tensor of torch's own class with a version counter."""
+    grad = parameter.grad
+    return grad if grad is not None and not grad.is_inference() and plain(grad) is grad else None
+
+
 def _plain_of_subclass(x: Tensor) -> Tensor | None:
     if is_wrapped(x):
         local: Any = static.attribute(x, "_local_tensor")
         if type(x).__name__ != "DTensor" or not issubclass(type(local), Tensor):
             return None
         x = local
-    if type(x) in _EXACT:
+    if type(x) in EXACT:
         return plain(x)
     if isinstance(x, _LAZY) or torch._C._functorch.maybe_current_level() is not None:
         return None

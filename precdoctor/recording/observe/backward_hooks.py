@@ -28,7 +28,7 @@ from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.scene.loss_code import LossCode, is_bad
 from precdoctor.recording.slots.batched_launch import Gradients
-from precdoctor.recording.slots.deferred import CUDA, defer, is_capturing
+from precdoctor.recording.slots.deferred import CUDA, defer
 from precdoctor.recording.steps.abandoned_attempts import AbandonedAttempts
 from precdoctor.recording.steps.missing_zero_grad import KeptGradients
 from precdoctor.recording.steps.optimizerless_steps import OptimizerlessSteps
@@ -114,42 +114,42 @@ class BackwardHooks:
         recorder = self._recorder
         return recorder.state == "idle" and self._loss_code.running and recorder.arm()
 
-    def _prepare(self) -> None:
-        """Drop interrupted calls, let an open scan follow, and take module hooks out while checkpoints recompute."""
-        if self._window.is_open:
-            self._window.enter_backward()
-        hooks, stack = self._module_hooks, getattr(self._recorder.local, "stack", None)
-        if stack:  # a keyboard interrupt ends a call without running our hooks
-            hooks.let_go(stack)
-        if hooks.out:
-            hooks.resume()
-        if hooks.recomputes and self._optimizerless.has_optimizer and not stack:
-            hooks.rest_in_backward()
-
     def _before_backward(self, tensors: Tensor | Iterable[Tensor] | None, gradients: Any) -> None:
-        """Record what is known before the backward pass; ``gradients`` are those given for its roots, or None."""
+        """Record what is known before the backward pass; ``gradients`` are those given for its roots, or None.
+
+        Then drop interrupted calls, let an open scan follow, and take module hooks out while checkpoints recompute.
+        """
         try:
             roots = static.tensors(tensors)
-            self._note_loss(roots, gradients)
-            if self._loss_code.supported and not is_capturing():
-                self._loss_code.backward_begins(roots, gradients)
+            if self._logits.mode is not None:
+                self._logits.close()
+            self._recorder.in_backward = True
+            if not (CUDA.get("_initialized", True) and self._recorder.capture.runs):
+                self._note_loss(roots, gradients)
+                if self._loss_code.supported:
+                    self._loss_code.backward_begins(roots, gradients)
         finally:
-            self._prepare()
+            if self._window.is_open:
+                self._window.enter_backward()
+            hooks, stack = self._module_hooks, getattr(self._recorder.local, "stack", None)
+            if stack:  # a keyboard interrupt ends a call without running our hooks
+                hooks.let_go(stack)
+            if hooks.out:
+                hooks.resume()
+            if hooks.recomputes and self._optimizerless.has_optimizer and not (stack or self._recorder.live):
+                hooks.take_out()
 
     def _note_loss(self, roots: list[Tensor], gradients: Any) -> None:
         """Record the roots of the backward pass: loss values, constant factors, and on sampled steps their rows."""
         recorder, claim = self._recorder, self._recorder.claim
-        if self._logits.follows:
-            self._logits.close()
-        recorder.in_backward = True
-        if CUDA.get("_initialized", True) and recorder.capture.runs:
-            return
         if recorder.drain is None or claim.forwards_are_steps:
             claim.backward_begins()
         self._abandoned.backward_begins()
         self._kept_gradients.backward_begins()
         facts, losses = recorder.current, self._kept_gradients.losses
-        losses.backward_begins(roots, gradients)
+        losses.passes += 1
+        if losses.in_use:
+            losses.backward_begins(roots, gradients)
         if losses.pass_is_scaled is False:
             facts.unscaled_passes.append(recorder.micro_step)
             facts.unscaled_losses.append(len(facts.losses))
@@ -168,7 +168,7 @@ class BackwardHooks:
                     facts.root_factors.append(factor)
             if recorder.live:
                 name = "" if len(roots) == 1 else str(index)
-                recorder.measure(recorder.site(_LOSS, "loss", name, root), root)
+                recorder.measure(_LOSS, "loss", name, root)
         if recorder.live or not self._optimizerless.has_optimizer:
             self.hook_parameters()
 
@@ -237,9 +237,10 @@ class BackwardHooks:
 
     def _step_begins(self) -> None:
         """Between samples, remove our hooks from parameters, except beside other hooks, whose order must not change."""
-        if self._logits.follows:
+        if self._logits.mode is not None:
             self._logits.close()
-        self._module_hooks.resume()
+        if self._module_hooks.out:
+            self._module_hooks.resume()
         if not self._hooked or self._recorder.live or not self._optimizerless.has_optimizer:
             return
         for key, (ref, handle) in list(self._hooked.items()):
@@ -276,8 +277,8 @@ class BackwardHooks:
             if parameter.is_cuda:
                 self._early.arriving.append(weakref.ref(parameter))
             if recorder.wants(place):
-                site = recorder.site(place, "weight_grad", name, grad)
-                recorder.measure(site, grad, restart=True, together=gradients.waiting_room(grad))
+                together = gradients.waiting_room(grad)
+                recorder.measure(place, "weight_grad", name, grad, restart=True, together=together)
 
         return precdoctor_weight_grad
 

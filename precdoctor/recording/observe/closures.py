@@ -89,7 +89,7 @@ class Closures:
         if attempt.evaluations and not self._guard.found_bad(self._recorder.step):
             facts = self._recorder.current
             facts.grad_norm = facts.grad_amax = None
-            self._looks.forget()
+            self._looks.look = None
         if _versions(attempt.optimizer) != attempt.weight_versions:  # the scene is of other weights
             attempt.weight_versions, attempt.has_moved = _versions(attempt.optimizer), True
             if not self._recorder.traced:
@@ -112,7 +112,8 @@ class Closures:
         self._looks.before_step(optimizer, groups_of(optimizer))
         self._guard.has_moved, self._guard.may_skip = attempt.has_moved, not attempt.has_moved and _skips(optimizer)
         try:
-            attempt.skipped = self._guard.skips_step(optimizer, None, self._looks.take())
+            look, self._looks.look = self._looks.look, None
+            attempt.skipped = self._guard.skips_step(optimizer, None, look)
         finally:
             self._guard.has_moved, self._guard.may_skip = False, True
         if attempt.skipped:

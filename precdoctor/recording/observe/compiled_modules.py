@@ -130,16 +130,14 @@ class Probes:
         gradient = bool(what & GRADIENT)
         if gradient and not recorder.in_backward:
             return  # a backward pass of the compiler, or one that makes no step
-        dense = tensor_leaves.plain(x)
-        if dense is None:
+        if (dense := tensor_leaves.plain(x)) is None:
             return
         phase, evaluating = self._mode(what)
         if phase is None:
             return
         call = self._call(number, name, "" if gradient else "eval" if evaluating else phase)
         kind = "grad_output" if gradient else "output"
-        site = recorder.site(place, kind, name, x, call=call, phase=phase, evaluating=evaluating)
-        recorder.measure(site, x, dense)
+        recorder.measure(place, kind, name, x, dense, call=call, phase=phase, evaluating=evaluating)
         if gradient:
             recorder.names.roots[place.root].trained = True
 

@@ -33,7 +33,7 @@ from precdoctor.recording.observe.call_frame import (
 )
 from precdoctor.recording.observe.frozen_and_buffers import FrozenAndBuffers, RecordedTensors
 from precdoctor.recording.observe.logits import Logits
-from precdoctor.recording.observe.module_hooks import ModuleHooks, arguments_of_call, keyword_arguments
+from precdoctor.recording.observe.module_hooks import ModuleHooks, arguments_of_call, named_arguments
 from precdoctor.recording.ops.dispatched_ops import sequence_number
 from precdoctor.recording.ops.source_lines import calls_in_progress
 from precdoctor.recording.recorder import Recorder
@@ -116,7 +116,7 @@ class ForwardHooks:
             if recorder.state == "armed" or (recorder.state == "idle" and recorder.arm()):
                 enter(module, args)
             elif not casts.met:
-                hooks.leave_if_off()
+                hooks.take_out()  # recording is off: modules then run as fast as without us
 
         return precdoctor_forward_pre
 
@@ -191,13 +191,11 @@ class ForwardHooks:
         if inside is None:
             self._enter_root(frame, place.root, args, recompute=recompute)
         if frame.recorded and not recompute:
-            self._record_inputs(frame, {**dict(enumerate(args)), **keyword_arguments()})
+            self._record_inputs(frame, named_arguments(args))
         if inside is None and not recompute:
             self._look_at_ops(frame, args)
         if self._casts.met:
-            named = self._casts.looks_at(module)
-            arguments: dict[Any, Any] = dict(enumerate(args)) if named else {}
-            arguments.update(keyword_arguments() if named else {})
+            arguments = named_arguments(args) if self._casts.looks_at(module) else {}
             self._casts.entered(frame, arguments, recompute=recompute)
 
     def _let_go_of_interrupted(self, stack: list[Frame], module: nn.Module | None = None) -> bool:
@@ -230,7 +228,7 @@ class ForwardHooks:
         if recompute:
             return
         if recorder.trace is not None:
-            recorder.trace.root_called(frame.module, root, {**dict(enumerate(args)), **keyword_arguments()})
+            recorder.trace.root_called(frame.module, root, named_arguments(args))
         if not self._scene.enabled:
             return
         if frame.mode.phase and (torch.is_grad_enabled() or frame.mode.delegated):
@@ -242,14 +240,14 @@ class ForwardHooks:
     def _look_at_ops(self, frame: Frame, args: Any) -> None:
         """Of a top-level call, open a scan of all ops if one is due, and on sampled steps follow caches and logits."""
         mode, recorder = frame.mode, self._recorder
-        if self._logits.follows:
+        if self._logits.mode is not None:
             self._logits.close()  # still open for another root's loss; a scan must not begin beside it
         if mode.phase == "train" and not mode.delegated and (recorder.drain is not None or recorder.claim.may_train):
             self._window.enter_root(frame.module)
             if self._window.is_open:
-                self._window.root_called(frame.module, {**dict(enumerate(args)), **keyword_arguments()})
+                self._window.root_called(frame.module, named_arguments(args))
         if self._recorder.live and self._caches.takes():
-            self._caches.root_begins(frame, {**dict(enumerate(args)), **keyword_arguments()})
+            self._caches.root_begins(frame, named_arguments(args))
         if self._recorder.live:
             self._logits.root_begins(frame)
 
@@ -299,8 +297,7 @@ class ForwardHooks:
                 continue  # weights and buffers have their own rows
             if (dense := tensor_leaves.plain(x)) is not None:
                 kind = "batch" if frame.outermost and x.grad_fn is None else "input"
-                recorder.measure(self._site(frame, kind, name, x), x, dense)
-                self._seen.add(x)
+                self._measure(frame, kind, name, x, dense)
 
     # --- leaving -----------------------------------------------------------------------------------------------------
 
@@ -316,7 +313,7 @@ class ForwardHooks:
         del stack[depth:]
         if not stack and self._window.is_open:
             self._window.leave_root(module, result)
-        if not stack and self._logits.follows:
+        if not stack and self._logits.mode is not None:
             self._logits.root_ended(frame, loss_follows=result is not None and torch.is_grad_enabled())
         if not stack and self._caches.given is not None:
             self._caches.root_ended(frame, result)
@@ -338,7 +335,8 @@ class ForwardHooks:
 
     def _record_outputs(self, frame: Frame, result: Any) -> None:
         """Record the outputs that have no row yet, and hook their gradients; while recomputing, only hook them."""
-        recorder = self._recorder
+        recorder, place = self._recorder, frame.place
+        assert place is not None, "the call is recorded"
         recompute = _in_recompute() != -1
         for name, x in tensor_leaves.floating(result):
             if (self._last_hooked is not None and self._last_hooked() is x) if recompute else self._seen.tensor(x):
@@ -347,11 +345,12 @@ class ForwardHooks:
             if dense is None:
                 continue
             if not recompute:
-                recorder.measure(self._site(frame, "output", name, x), x, dense)
-                self._seen.add(x)
+                self._measure(frame, "output", name, x, dense)
             if x.requires_grad and x.grad_fn is not None:
                 self._last_hooked = weakref.ref(x)
-                x.register_hook(functools.partial(self._gradient_hook, self._site(frame, "grad_output", name, x)))
+                evaluating = frame.mode.evaluating
+                site = recorder.slots.site(place, "grad_output", name, x, call=frame.call, evaluating=evaluating)
+                x.register_hook(functools.partial(self._gradient_hook, site))
 
     def _record_gradient(self, site: Site, grad: Tensor | None) -> None:
         """Record the gradient of an output as the backward pass reaches it."""
@@ -360,8 +359,7 @@ class ForwardHooks:
             root.trained = True
         if grad is None or not recorder.live or not recorder.in_backward:
             return  # compiled graphs pass None for a gradient that does not exist
-        own = recorder.site(site.place, site.kind, site.name, grad, call=site.call, evaluating=site.evaluating)
-        entry = recorder.measure(own, grad)
+        entry = recorder.measure(site.place, site.kind, site.name, grad, call=site.call, evaluating=site.evaluating)
         if entry is not None and site.evaluating:
             self._mark_as_training(entry)
 
@@ -373,12 +371,11 @@ class ForwardHooks:
 
     # --- shared ------------------------------------------------------------------------------------------------------
 
-    def _site(self, frame: Frame, kind: str, name: str, x: Tensor) -> Site:
+    def _measure(self, frame: Frame, kind: str, name: str, x: Tensor, dense: Tensor) -> None:
         assert frame.place is not None
-        mode = frame.mode
-        return self._recorder.site(
-            frame.place, kind, name, x, call=frame.call, phase=mode.phase, evaluating=mode.evaluating
-        )
+        call, phase, evaluating = frame.call, frame.mode.phase, frame.mode.evaluating
+        self._recorder.measure(frame.place, kind, name, x, dense, call=call, phase=phase, evaluating=evaluating)
+        self._seen.add(x)
 
 
 #: Most Python frames between a hook and the module call that runs it.

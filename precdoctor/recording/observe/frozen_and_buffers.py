@@ -78,11 +78,7 @@ class FrozenAndBuffers:
         #: The version or stamp of each tensor at its last row.
         self._weights: static.ByIdentity[Tensor, int] = static.ByIdentity()
         self._stamps: static.ByIdentity[Tensor, object] = static.ByIdentity()
-        recorder.when_forked.append(self._forget)
-
-    def _forget(self) -> None:
-        self._weights.clear()
-        self._stamps.clear()
+        recorder.when_forked += [self._weights.clear, self._stamps.clear]
 
     def record(self, module: torch.nn.Module, together: BatchedLaunch) -> None:
         """Record the frozen weights, buffers and scales of one root; ``together`` may defer the launches."""
@@ -105,8 +101,7 @@ class FrozenAndBuffers:
             self._weights.put(parameter, version)
             found = recorder.names.parameter(parameter)
             if found is not None and tensor_leaves.counts(parameter) and recorder.wants(found[0]):
-                site = recorder.site(found[0], "weight", found[1], parameter)
-                recorder.measure(site, parameter, restart=True, together=together)
+                recorder.measure(found[0], "weight", found[1], parameter, restart=True, together=together)
 
     def _buffers(self, modules: list[torch.nn.Module], together: BatchedLaunch) -> None:
         """Record floating-point and complex buffers that were written to since their last row."""
@@ -122,8 +117,7 @@ class FrozenAndBuffers:
             self._stamps.put(buffer, stamp)
             found = recorder.names.search_parameter(buffer)
             if found is not None and recorder.wants(found[0]):
-                site = recorder.site(found[0], "buffer", found[1], buffer)
-                recorder.measure(site, buffer, restart=True, together=together)
+                recorder.measure(found[0], "buffer", found[1], buffer, restart=True, together=together)
 
     def _scales(self, modules: list[torch.nn.Module], together: BatchedLaunch) -> None:
         """Record the scales that Transformer Engine keeps outside of buffers, and of fake quantisers (torchao)."""
@@ -136,9 +130,8 @@ class FrozenAndBuffers:
             if place is None or not recorder.wants(place):
                 continue
             for name, x in engine_scales.delayed_scaling(owner):
-                recorder.measure(recorder.site(place, "buffer", name, x), x, restart=True, together=together)
+                recorder.measure(place, "buffer", name, x, restart=True, together=together)
             if divisors is not None:
                 with kernels.apart_from_user_modes():
                     multipliers = divisors.float().reciprocal()
-                site = recorder.site(place, "block_scale", "input", multipliers)
-                recorder.measure(site, multipliers, restart=True)
+                recorder.measure(place, "block_scale", "input", multipliers, restart=True)

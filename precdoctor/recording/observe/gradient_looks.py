@@ -9,13 +9,16 @@ looks are given up if the host finishes the rest of the pass at once: a compiled
 
 from __future__ import annotations
 
+import functools
+import itertools
 import time
+import types
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from precdoctor.recording.kernels.list_layout import Layout
@@ -25,7 +28,6 @@ from precdoctor.recording.process import attach
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.slots.deferred import Deferred
-from precdoctor.recording.steps import clipping
 from precdoctor.recording.steps.loss_scalers import Scalers
 from precdoctor.recording.steps.sentinel import Look, gradient_sentinel, merged, versions
 
@@ -36,6 +38,8 @@ _FEWEST: Final = 32
 #: Time in nanoseconds that the host needs at least to prepare an optimizer's launches. If the rest of the backward pass
 #: is shorter, the early look gains nothing; after so many such steps in a row it is given up.
 _WORTH_NS, _HURRIED = 1_000_000, 3
+#: Iterators, which can be read once only: a clipping function gets a list instead.
+_ITERATORS: Final = (types.GeneratorType, map, filter, itertools.chain)
 
 
 class EarlyLook:
@@ -60,7 +64,7 @@ class EarlyLook:
         #: Time of this step's early look, and the number of steps in a row whose look came too late.
         self._look_time, self._late_looks = 0, 0
         self._layout, self.rest = Layout(), Layout()
-        self._look = guarded(recorder)(self._read_early)
+        self._guarded_read = guarded(recorder)(self._read_early)
         self.found: tuple[tuple[Deferred, Deferred], frozenset[int], tuple[tuple[int, int], ...]] | None = None
         recorder.when_forked.append(self.forget)
         recorder.when_turned_off.append(self.forget)
@@ -92,7 +96,7 @@ class EarlyLook:
         if last is None or recorder.options.on_nonfinite != "examine" or attach.has_other_ranks():
             return
         self._early = order[:count]
-        self.hook = last.register_post_accumulate_grad_hook(lambda _: self._look())
+        self.hook = last.register_post_accumulate_grad_hook(lambda _: self._guarded_read())
 
     def _read_early(self) -> None:
         """Read the gradients early, in the last backward pass of the step."""
@@ -136,38 +140,26 @@ class GradientLooks:
     def __init__(self, recorder: Recorder, scalers: Scalers, in_closure: Callable[[], bool], early: EarlyLook) -> None:
         self._recorder, self._scalers, self._in_closure = recorder, scalers, in_closure
         self._early = early
-        #: The reading of this step's gradients, so that no one has to read them again.
-        self._look: Look | None = None
+        #: The reading of this step's gradients, so that no one has to read them again; None once the guard has it.
+        self.look: Look | None = None
         self._layouts: static.ByIdentity[torch.optim.Optimizer, Layout] = static.ByIdentity()
         self._clipped = Layout()
         #: Whether the optimizer's gradients get no rows on sampled steps, like those of master copies.
         self._has_no_rows = False
-
-    def install(self) -> None:
-        """Patch clipping: gradients are read before they are clipped."""
-        clipping.install(self._recorder, self._note_clip, self._is_covered, self._keep_after_clip)
-
-    def take(self) -> Look | None:
-        """Return this step's reading of the gradients, once; None if there is none."""
-        look, self._look = self._look, None
-        return look
-
-    def forget(self) -> None:
-        self._look = None
 
     def before_step(self, optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
         """Read the gradients that the optimizer is about to use, unless this step's are known already."""
         facts = self._recorder.current
         if self._recorder.live:
             self._has_no_rows = facts.gradients_of is None
-        if facts.grad_norm is not None or (facts.gradients_of is not None and self._look is not None):
+        if facts.grad_norm is not None or (facts.gradients_of is not None and self.look is not None):
             return
         layout = self._layouts.get(optimizer) or self._layouts.put(optimizer, Layout())
         if facts.gradients_of is None:
-            self._look = self._read(parameters_in_place(groups), layout)
+            self.look = self._read(parameters_in_place(groups), layout)
         elif self._recorder.options.on_nonfinite != "observe":  # rows also give the norm, but too late to judge
             whole = gradient_sentinel(parameters_in_place(groups), layout)
-            self._look = None if whole is None else Look(whole[1])
+            self.look = None if whole is None else Look(whole[1])
 
     def before_further(self, optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
         """Read the gradients of one more optimizer in the same backward pass, without waiting for a GPU."""
@@ -181,7 +173,7 @@ class GradientLooks:
         facts.grad_norm, facts.grad_amax = found
         if type(amax) is not float and self._recorder.options.on_nonfinite == "examine":
             amax, late = 0.0, found[1]
-        self._look = Look(amax, late=late)
+        self.look = Look(amax, late=late)
 
     def after_closure(self, optimizer: torch.optim.Optimizer) -> None:
         """Read the gradients of a step whose closure made them."""
@@ -195,10 +187,9 @@ class GradientLooks:
         if known or self._recorder.capture.runs:
             return
         if (found := self._read(parameters, layout)) is not None:
-            self._look = Look.at(found.amax, parameters, found.late)
+            self.look = Look.at(found.amax, parameters, found.late)
 
     def _read(self, parameters: Sequence[Tensor], layout: Layout) -> Look | None:
-        """Read the current gradients; None if there are none."""
         facts, late = self._recorder.current, None
         early = None if self._early.found is None else self._early.take(parameters)
         if early is not None:
@@ -217,6 +208,33 @@ class GradientLooks:
 
     # --- clipping ----------------------------------------------------------------------------------------------------
 
+    def install(self) -> None:
+        """Patch torch's functions that clip gradients: these are read before they are clipped."""
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            clip = self._clipping(getattr(nn.utils, name))
+            for module in (nn.utils, nn.utils.clip_grad):
+                setattr(module, name, clip)
+
+    def _clipping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        guard = guarded(self._recorder)
+        note, covered, keep = guard(self._note_clip), guard(self._is_covered), guard(self._keep_after_clip)
+
+        @functools.wraps(original)
+        def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(parameters, *args, **kwargs)
+            limit = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value"))
+            if limit is not None:
+                parameters = list(parameters) if issubclass(type(parameters), _ITERATORS) else parameters
+                note(limit, static.tensors(parameters))
+            known = covered(static.tensors(parameters))
+            result = original(parameters, *args, **kwargs)
+            if known:
+                keep(static.tensors(parameters))
+            return result
+
+        return clip
+
     def _note_clip(self, limit: Any, parameters: list[Tensor]) -> None:
         """Note the limit of a clip by norm or value, and read the gradients before it."""
         recorder = self._recorder
@@ -226,7 +244,11 @@ class GradientLooks:
             self._look_at(parameters, self._clipped)
         else:
             self._note_norm_at_clip(parameters)
-        if (number := clipping.number(limit)) is not None:
+        if issubclass(type(limit), Tensor):  # reading it may wait for a device
+            number = float(limit) if limit.is_cpu and limit.numel() == 1 else None
+        else:
+            number = static.number(limit)
+        if number is not None:
             recorder.current.clip_norm = number
             # A second clip finds what the first one wrote.
             early = recorder.current.clipped_before_unscale or self._scalers.still_scaled(parameters)
@@ -250,9 +272,9 @@ class GradientLooks:
 
     def _is_covered(self, parameters: list[Tensor]) -> bool:
         """Return whether this step's reading covers these gradients, unchanged."""
-        return self._look is not None and self._look.covers(parameters)
+        return self.look is not None and self.look.covers(parameters)
 
     def _keep_after_clip(self, parameters: list[Tensor]) -> None:
         """Keep the reading after a clip: finite gradients are still finite."""
-        assert self._look is not None, "only called after covered"
-        self._look = Look.at(self._look.amax, parameters, self._look.late)
+        assert self.look is not None, "only called after covered"
+        self.look = Look.at(self.look.amax, parameters, self.look.late)

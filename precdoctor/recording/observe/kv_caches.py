@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor, nn
 
-from precdoctor.recording.model import cached_keys, static, tensor_leaves
+from precdoctor.recording.model import cached_keys, static
 from precdoctor.recording.model.module_names import Place
 from precdoctor.recording.recorder import Recorder
 
@@ -79,7 +79,6 @@ class KvCaches:
             self._measure(frame, frame.place, "", key, value, shown=True)
 
     def _modules(self, root: nn.Module) -> dict[int, nn.Module]:
-        """Return the attention modules of a root by layer number."""
         known = self._layers.get(root)
         return self._layers.put(root, cached_keys.attention_modules(root)) if known is None else known
 
@@ -91,11 +90,9 @@ class KvCaches:
         if not recorder.wants(place):
             return
         for kind, x in zip(_KINDS, (key, value), strict=True):
-            dense = tensor_leaves.plain(x)
-            if dense is None:
-                continue
-            mode = frame.mode
-            site = recorder.site(place, kind, name, x, call=frame.call, phase=mode.phase, evaluating=mode.evaluating)
-            entry = recorder.measure(site, x, dense, restart=bool(self._attention_slots) and not shown)
+            restart, mode = bool(self._attention_slots) and not shown, frame.mode
+            entry = recorder.measure(
+                place, kind, name, x, call=frame.call, phase=mode.phase, evaluating=mode.evaluating, restart=restart
+            )
             if shown and entry is not None:
                 self._attention_slots.append(entry.slot)

@@ -108,7 +108,6 @@ _GROUPS: Final = {
 
 
 def _classify(func: Any) -> _OpKind:
-    """Classify an op that is seen for the first time."""
     schema, what = getattr(func, "_schema", None), None
     names: tuple[str, ...] = ()
     if schema is not None and schema.name.startswith("aten::"):
@@ -129,9 +128,8 @@ class Logits:
         self._recorder = recorder
         #: In inference runs, records what attention reads.
         self.caches = KvCaches(recorder)
-        self._mode: LogitMode | None = None
-        #: Whether a mode or state is open that :meth:`close` must clear.
-        self.follows = False
+        #: The open mode, which :meth:`close` closes.
+        self.mode: LogitMode | None = None
         self._thread = 0
         #: The top-level call that the mode is open for; None after it, in loss code.
         self._root_call: object | None = None
@@ -150,11 +148,11 @@ class Logits:
 
     def _reset(self) -> None:
         """In a forked child, leave the parent's mode and forget its run."""
-        if self._mode is not None:
-            self._mode.over = True
+        if self.mode is not None:
+            self.mode.over = True
             if self._thread == threading.get_ident():
-                take_off(self._mode)
-        self._mode, self._root_call, self.follows = None, None, False
+                take_off(self.mode)
+        self.mode = self._root_call = None
         self._empty_samples.clear()
         self._softmax_results.clear()
         self._numbers.clear()
@@ -181,26 +179,23 @@ class Logits:
 
     def root_ended(self, frame: Frame, *, loss_follows: bool) -> None:
         """Note that the call has returned or raised; from now on the mode sees loss code, if any."""
-        if self._mode is None or self._root_call is not frame:
+        if self.mode is None or self._root_call is not frame:
             return
         self._root_call = None
         if not loss_follows:
             self.close()
 
     def _open(self) -> None:
-        self._mode, self.follows = LogitMode(self._look), True
+        self.mode = LogitMode(self._look)
         self._thread = threading.get_ident()
-        put_on(self._mode)
+        put_on(self.mode)
 
     def close(self) -> None:
         """Close the mode, as a backward pass, another top-level call or another step begins. Safe if none is open."""
-        if not self.follows:
-            return
-        mode, self._mode, self._root_call = self._mode, None, None
-        self.follows = False
-        self._softmax_results.clear()
+        mode, self.mode, self._root_call = self.mode, None, None
         if mode is None:
             return
+        self._softmax_results.clear()
         mode.over = True
         if self._thread == threading.get_ident():
             retire(mode)
@@ -261,7 +256,6 @@ class Logits:
         return (False, None) if found is None else (True, found[1])
 
     def _softmax(self, op: str, given: dict[str, Any], result: Any, caller: str) -> None:
-        """Record the argument of a softmax."""
         x, dim = given.get("self", given.get("input")), given.get("dim")
         if not isinstance(x, Tensor) or type(dim) is not int:
             return
@@ -330,8 +324,7 @@ class Logits:
             except torch.OutOfMemoryError:
                 return None
             called = f"{name}.{number}" if number else name
-            site = recorder.site(place, "logits", called, x, call=call, phase=phase, evaluating=evaluating)
-            entry = recorder.measure(site, x, values)
+            entry = recorder.measure(place, "logits", called, x, values, call=call, phase=phase, evaluating=evaluating)
             if entry is not None:
                 entry.sharpness = Sharpness(role, heads, deferred(numbers))
         return entry

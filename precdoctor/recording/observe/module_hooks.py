@@ -43,7 +43,8 @@ class _Return:
         self._hooks = hooks
 
     def __call__(self, module: nn.Module, args: Any, result: Any) -> None:
-        self._hooks.returned(module, args, result)
+        self._hooks.resume()
+        self._hooks.after(module, args, result)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (contextlib.nullcontext(), "__exit__")
@@ -57,15 +58,14 @@ class ModuleHooks:
         #: Drops the calls of a thread that an interrupt has ended; set by the forward hooks.
         self.let_go: Callable[[list[Any]], Any] = lambda _stack: None
         self._return = _Return(self)
-        self._before: Callable[[nn.Module, Any], None] | None = None
-        self._after: Callable[[nn.Module, Any, Any], None]
+        self._before: Callable[[nn.Module, Any], None]
+        self.after: Callable[[nn.Module, Any, Any], None]
         #: Torch's tables, and the keys of our hooks in them.
         self._pre_hooks: Any = nn.modules.module._global_forward_pre_hooks
         self._post_hooks: Any = nn.modules.module._global_forward_hooks
         self._keys = (0, 0)
-        #: Whether the hooks are out; the module that has the third hook meanwhile, and its tables.
+        #: Whether the hooks are out; the tables of the module that has the third hook meanwhile.
         self.out = False
-        self._module: nn.Module | None = None
         self._module_tables: tuple[Any, ...] = ()
         #: Whether modules have been called in a backward pass.
         self.recomputes = False
@@ -74,7 +74,7 @@ class ModuleHooks:
 
     def install(self, before: Callable[[nn.Module, Any], None], after: Callable[[nn.Module, Any, Any], None]) -> None:
         """Register both hooks with torch, for every module of the process."""
-        self._before, self._after = before, after
+        self._before, self.after = before, after
         first = nn.modules.module.register_module_forward_pre_hook(before)
         # Without kwargs: after an exception torch calls global hooks without them, whatever they were registered with.
         second = nn.modules.module.register_module_forward_hook(after, always_call=True)
@@ -87,63 +87,37 @@ class ModuleHooks:
         """Take both hooks out until the call of a top-level module, which is about to run, returns or raises."""
         hooks: Any = dict.get(static.module_dict(module), "_forward_hooks")
         always: Any = dict.get(static.module_dict(module), "_forward_hooks_always_called")
-        if type(hooks) is not OrderedDict or hooks or type(always) is not OrderedDict or not self._may_rest():
+        if type(hooks) is not OrderedDict or hooks or type(always) is not OrderedDict:
             return
-        if issubclass(type(module), _LOOK_FOR_HOOKS):
+        if issubclass(type(module), _LOOK_FOR_HOOKS) or not self.take_out():
             return
-        key = self._keys[1]
-        self._module, self._module_tables = module, (hooks, always)
-        always[key], hooks[key] = True, self._return
-        self._take_out()
-
-    def rest_in_backward(self) -> None:
-        """Take both hooks out until :meth:`resume`, which must be called as the backward pass ends."""
-        if self.recomputes and not self._context.live and self._may_rest():
-            self._take_out()
+        self._module_tables = hooks, always
+        for table, value in ((always, True), (hooks, self._return)):
+            table[self._keys[1]] = value
 
     def resume(self) -> None:
         """Put both hooks back in; do nothing if they are in."""
-        if not self.out and self._module is None:
-            return
-        module, self._module = self._module, None
-        if module is not None:
-            key = self._keys[1]
-            for table in self._module_tables:
-                # If a hook was registered after ours, torch may be iterating over the table right now.
-                if table and next(reversed(table)) == key:
-                    del table[key]
-            self._module_tables = ()
         if not self.out:
             return
-        self.out = False
         first, second = self._keys
-        self._pre_hooks[first], self._post_hooks[second] = self._before, self._after
+        for table in self._module_tables:
+            # If a hook was registered after ours, torch may be iterating over the table right now.
+            if table and next(reversed(table)) == second:
+                del table[second]
+        self.out, self._module_tables = False, ()
+        self._pre_hooks[first], self._post_hooks[second] = self._before, self.after
         if len(self._pre_hooks) > 1:
             self._pre_hooks.move_to_end(first, last=False)  # they were alone before, so they go first
         if len(self._post_hooks) > 1:
             self._post_hooks.move_to_end(second, last=False)
-
-    def returned(self, module: nn.Module, args: Any, result: Any) -> None:
-        """Put the hooks back as the top-level module returns or raises, and run the forward hook."""
-        self.resume()
-        self._after(module, args, result)
-
-    def leave_if_off(self) -> None:
-        """Take the hooks out if recording is off: modules then run as fast as without us."""
-        if not self.out and self._may_rest():
-            self._take_out()
 
     def compiles(self) -> None:
         """Put the hooks back for good, because something is about to be compiled."""
         self.stay = True
         self.resume()
 
-    def _take_out(self) -> None:
-        self.out = True
-        self._pre_hooks.pop(self._keys[0], None)
-        self._post_hooks.pop(self._keys[1], None)
-
-    def _may_rest(self) -> bool:
+    def take_out(self) -> bool:
+        """Take both hooks out until :meth:`resume`, unless that could change the training. Return whether it did so."""
         if self.stay or self.out or self._context.threads.others:
             return False
         if len(self._pre_hooks) != 1 or len(self._post_hooks) != 1:
@@ -151,7 +125,12 @@ class ModuleHooks:
         if self._keys[0] not in self._pre_hooks or self._keys[1] not in self._post_hooks:
             return False
         self.stay = something_is_compiled()
-        return not self.stay
+        if self.stay:
+            return False
+        self.out = True
+        self._pre_hooks.pop(self._keys[0], None)
+        self._post_hooks.pop(self._keys[1], None)
+        return True
 
 
 def _is_supported() -> bool:
@@ -183,17 +162,18 @@ def _is_supported() -> bool:
     return seen == ["before", "after"]
 
 
-def keyword_arguments() -> dict[str, Any]:
-    """Return the keyword arguments of the module call whose global pre-hook is running.
-
-    Torch does not pass them to global pre-hooks. They are a local variable of ``_call_impl``, and of the function that
-    calls a module compiled in place; :func:`keyword_arguments_are_visible` tests whether this torch still has it.
-    """
-    return arguments_of_call()[1]
+def named_arguments(args: tuple[Any, ...]) -> dict[Any, Any]:
+    """Return the arguments of the module call whose global pre-hook got ``args``, by position and keyword."""
+    return {**dict(enumerate(args)), **arguments_of_call()[1]}
 
 
 def arguments_of_call() -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return positional and keyword arguments of the module call whose global hook is running, from the same place."""
+    """Return positional and keyword arguments of the module call whose global hook is running.
+
+    Torch does not pass keyword arguments to global hooks. They are a local variable of ``_call_impl``, and of the
+    function that calls a module compiled in place; :func:`keyword_arguments_are_visible` tests whether this torch
+    still has it.
+    """
     frame: FrameType | None = sys._getframe(1)
     for _ in range(12):
         if frame is None:
@@ -206,14 +186,14 @@ def arguments_of_call() -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def keyword_arguments_are_visible() -> bool:
-    """Test whether :func:`keyword_arguments` works with this torch."""
-    seen: list[dict[str, Any]] = []
+    """Test whether :func:`arguments_of_call` works with this torch."""
+    seen: list[dict[Any, Any]] = []
 
     class Probe(nn.Module):
         def forward(self, *, x: int) -> int:
             return x
 
-    handle = nn.modules.module.register_module_forward_pre_hook(lambda _m, _a: seen.append(keyword_arguments()))
+    handle = nn.modules.module.register_module_forward_pre_hook(lambda _m, _a: seen.append(named_arguments(())))
     try:
         Probe()(x=1)
     finally:

@@ -100,10 +100,10 @@ class OptimizerHooks:
         register_optimizer_step_pre_hook(before)
         register_optimizer_step_post_hook(after)
         recorder.when_forked.append(self._forget)
-        scalers, in_attempt = self.scalers, lambda: self._attempt is not None
+        scalers = self.scalers
         scalers.install()
         self._outer.install()
-        abandoned.install(self._gradients_discarded, in_attempt, scalers.has_unscaled, scalers.has_updated)
+        abandoned.install(self._gradients_discarded, scalers.has_unscaled, scalers.has_updated)
         abandoned.forward_in_attempt, abandoned.backward_in_attempt = self._forward_begins, self._pass_has_ended
         self._looks.install()
 
@@ -119,8 +119,7 @@ class OptimizerHooks:
 
     def _forget(self) -> None:
         """In a forked child, forget what was written to the parent's log."""
-        self._attempt = None
-        self._looks.forget()
+        self._attempt = self._looks.look = None
         self._names.clear()
         self._counts.clear()
 
@@ -155,7 +154,8 @@ class OptimizerHooks:
         """Begin an attempt: log its facts, and read its gradients unless a closure is still to make them."""
         if self._attempt is not None:
             self._end_raised(self._attempt)
-        self._guard.halt_if_asked()
+        if self._recorder.options.may_halt:
+            self._guard.halt_if_asked()
         attempt = self._attempt = Attempt(optimizer, self._name(optimizer), by_scaler=by_scaler)
         attempt.closure = closure
         self._optimizerless.has_optimizer = True
@@ -225,8 +225,7 @@ class OptimizerHooks:
     def _close(self, attempt: Attempt) -> None:
         if self._recorder.trace is not None:
             self._recorder.trace.end()
-        self._attempt = None
-        self._looks.forget()
+        self._attempt = self._looks.look = None
         facts = self._recorder.current
         facts.not_reached = not attempt.reached
         facts.thrown_losses = self._abandoned.thrown_losses.get(id(attempt.optimizer), 0)
@@ -241,7 +240,8 @@ class OptimizerHooks:
 
     def begin_by_scaler(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
         attempt = self._open(optimizer, by_scaler=True)
-        attempt.skipped = self._guard.skips_step(optimizer, scaler, self._looks.take())
+        look, self._looks.look = self._looks.look, None
+        attempt.skipped = self._guard.skips_step(optimizer, scaler, look)
         self._compare(attempt)
 
     def end_by_scaler(self, _optimizer: torch.optim.Optimizer) -> None:
@@ -320,7 +320,8 @@ class OptimizerHooks:
         if ahead:
             self._rows.given_gradients(attempt)
         if plain and not already_bad:
-            attempt.skipped = self._guard.skips_step(optimizer, None, self._looks.take())
+            look, self._looks.look = self._looks.look, None
+            attempt.skipped = self._guard.skips_step(optimizer, None, look)
         if not attempt.by_scaler and self._shadow is not None:
             self._compare(attempt)
         attempt.reached = not attempt.skipped

@@ -139,15 +139,14 @@ class OptimizerRows:
                 shared_out = shared_out or held.part is not None
                 own = parameter if held.weight is None else stored(held.weight)
                 if tensor_leaves.plain(own) is not None:
-                    recorder.measure(recorder.site(place, "weight", name, own), own, restart=True, together=together)
+                    recorder.measure(place, "weight", name, own, restart=True, together=together)
                 masters: Iterable[Tensor] = ()
                 if held.weight is None:
                     masters = masters_in_state(optimizer, parameter)
                 elif own.dtype != parameter.dtype:
                     masters = (held.of(parameter),)
                 for master in masters:
-                    site = recorder.site(place, "master_weight", name, master)
-                    recorder.measure(site, master, restart=True, together=together)
+                    recorder.measure(place, "master_weight", name, master, restart=True, together=together)
             if not first:
                 return
             if shared_out:
@@ -161,8 +160,7 @@ class OptimizerRows:
         for weight in self._pieces.replicated():
             found = recorder.names.parameter(weight)
             if found is not None and recorder.wants(found[0]):
-                site = recorder.site(found[0], "weight", found[1], weight)
-                recorder.measure(site, weight, restart=True, together=together)
+                recorder.measure(found[0], "weight", found[1], weight, restart=True, together=together)
 
     def given_gradients(self, attempt: Attempt) -> None:
         """Record gradients as the optimizer gets them, still scaled for a fused one that unscales them itself."""
@@ -174,8 +172,8 @@ class OptimizerRows:
             for held in self._held(attempt.optimizer):
                 if held.parameter.grad is not None:
                     given = held.parameter.grad if held.part is None else held.of(held.parameter.grad)
-                    site = recorder.site(held.place, "weight_grad_step", held.name, given)
-                    if (entry := recorder.measure(site, given, together=together)) is not None:
+                    entry = recorder.measure(held.place, "weight_grad_step", held.name, given, together=together)
+                    if entry is not None:
                         entry.scaled = scaled
 
     def copy_weights(self, attempt: Attempt) -> None:
@@ -224,13 +222,12 @@ class OptimizerRows:
                     if held.part is not None:
                         before, after = held.of(before), held.of(after)
                         intended = intended.part(held.of) if isinstance(intended, kernels.Adam) else held.of(intended)
-                    if isinstance(intended, kernels.Adam) and not kernels.makes_updates(before, after, intended):
+                    if isinstance(intended, kernels.Adam) and not kernels.supports_update(before, after, intended):
                         intended = intended.update(before)
-                site = recorder.site(held.place, "update", held.name, parameter)
                 launch = Update(before, intended)
                 own = parameter if held.part is None else held.of(parameter)
                 after = detached(after) if modes_open() else after.detach()
-                recorder.measure(site, own, after, launch=launch, together=together)
+                recorder.measure(held.place, "update", held.name, own, after, launch=launch, together=together)
 
     def states(self, attempt: Attempt) -> None:
         """Record the optimizer's state after the step, on some of the sampled steps."""

@@ -88,8 +88,6 @@ class Evidence:
 
 
 class _OptimizerHistory:
-    """The recent losses, norms and rates of one optimizer."""
-
     def __init__(self) -> None:
         self.losses: deque[float] = deque(maxlen=_RECENT)
         self.norms: deque[float] = deque(maxlen=_RECENT)

@@ -158,7 +158,6 @@ class Facts:
 
 
 def _group(group: dict[str, Any]) -> dict[str, Any]:
-    """Return the plain settings of a parameter group, and the number of its parameters."""
     plain = {k: static.plain(v) for k, v in static.items(group) if k != "params"}
     return {**plain, "parameters": len(parameters_in(group))}
 

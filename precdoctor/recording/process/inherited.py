@@ -51,7 +51,6 @@ def keep(roots: Iterable[Any]) -> list[Any]:
 
 
 def _is_followed(x: Any) -> bool:
-    """Return whether :func:`keep` follows an object's references."""
     kind = type(x)
     if kind in _CONTAINERS:
         return True

@@ -21,14 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from precdoctor._attach_file import ATTACH_FILE
-from precdoctor.errors import CorruptRunError, UsageError
+from precdoctor.errors import CorruptRunError, RunUnreadableError, UsageError
 from precdoctor.recording.options import OPTIONS_VARIABLE, RUN_VARIABLE, RecordOptions
 from precdoctor.recording.process.attach import STOPPED_BY_US, say
 from precdoctor.recording.process.group_signal_probe import Bystander, bystander
 from precdoctor.recording.process.supervise import Online, Supervisor
 from precdoctor.runlog.attachment import why_nothing_attached
+from precdoctor.runlog.documents import END
 from precdoctor.runlog.files import END_FILE
-from precdoctor.runlog.layout import add_run_facts, create_run, left_open, rank_directories
+from precdoctor.runlog.layout import add_run_facts, create_run, left_open, rank_directories, read_json_if_there
 from precdoctor.runlog.shell import quoted_path
 
 _BOOT_PATH = Path(__file__).resolve().parents[1] / "boot_path"
@@ -71,7 +72,6 @@ def _require_script(script: str) -> None:
 
 
 def _why_no_program(name: str) -> str:
-    """Return the error message for a program that cannot be run."""
     path = Path(name)
     if path.is_dir():
         return f"{name!r} is a directory; name a program or a script, as in: precdoctor record -- python train.py"
@@ -312,7 +312,7 @@ def _close(directory: Path, status: int, *, quiet: bool) -> int:
     if not stepped and all(end.get("reason") == "exit" for end in ends):
         say(f"no training step was recorded in {shown}: no optimizer stepped{_ended_with(status)}")
         return status
-    stop_message = next((end["message"] for end in ends if isinstance(end.get("message"), str)), None)
+    stop_message = next((end["message"] for end in ends if end.get("message")), None)
     remark = f" (until it stopped early: {stop_message})" if stop_message else ""
     say(f"recorded {len(ranks)} {'process' if len(ranks) == 1 else 'processes'} in {shown}{remark}; next, type:")
     say(f"precdoctor diagnose {shown}", prefix="  ")
@@ -333,12 +333,10 @@ def _ended_with(status: int) -> str:
 
 
 def _end(rank: Path) -> dict[str, Any]:
-    """Return the content of end.json; empty if it is missing or damaged."""
     try:
-        end = json.loads((rank / END_FILE).read_text())
-    except (OSError, ValueError):
+        return read_json_if_there(rank / END_FILE, END) or {}
+    except (OSError, RunUnreadableError):
         return {}
-    return end if isinstance(end, dict) else {}
 
 
 def why_nothing_armed(directory: Path) -> str:

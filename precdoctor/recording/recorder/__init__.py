@@ -28,12 +28,12 @@ from precdoctor.recording.process import attach, memory_shortage
 from precdoctor.recording.process.fatal_exception import fatal_exception
 from precdoctor.recording.process.threads import Threads
 from precdoctor.recording.recorder.graph_capture import Capture
-from precdoctor.recording.recorder.rank_claim import Claim, has_room, is_chosen
+from precdoctor.recording.recorder.rank_claim import Claim, may_record
 from precdoctor.recording.recorder.sampling import Sampler
 from precdoctor.recording.slots.batched_launch import BatchedLaunch
 from precdoctor.recording.slots.deferred import CUDA, is_capturing
 from precdoctor.recording.slots.group_sums import measured_groups
-from precdoctor.recording.slots.slot_table import MOST_NAMES, OTHERS, Entry, Site, SlotTable
+from precdoctor.recording.slots.slot_table import MOST_NAMES, OTHERS, Entry, SlotTable
 from precdoctor.recording.slots.step_batch import EventBatch, StepBatch, StepFacts
 
 if TYPE_CHECKING:
@@ -79,9 +79,9 @@ class Recorder:
         self.claim = Claim(self)
         self.names = Names()
         self.slots = SlotTable(inference=self.options.inference, crowded=self._too_many_names)
-        self.site = self.slots.site
         self.facts: Facts | None = None
         self.drain: Drain | None = None
+        self.evidence: deque[Evidence] = deque()  # the drain's, once there is one
         self.errors = self.micro_step = 0
         #: Whether a hook body is running and charged with its time (:mod:`~precdoctor.recording.recorder.hook_guard`);
         #: whether the log is being closed, so that Python may refuse to start a thread.
@@ -108,7 +108,7 @@ class Recorder:
     def _arm(self) -> None:
         """Begin to record, unless this process is to be left out."""
         worker = attach.in_data_loader_worker()
-        if worker or not is_chosen(self, attach.global_rank()) or not has_room(self):
+        if worker or not may_record(self):
             self.state = "off"
             if not worker:
                 attach.call_all(self.when_armed)  # --apply changes the training of unrecorded ranks also
@@ -226,22 +226,28 @@ class Recorder:
 
     def measure(
         self,
-        site: Site,
+        place: Place,
+        kind: str,
+        name: str,
         x: Tensor,
         dense: Tensor | None = None,
         *,
+        call: int = 0,
+        phase: str = "train",
+        evaluating: bool = False,
         restart: bool = False,
         launch: Callable[[Tensor, int], None] = kernels.stat,
         together: BatchedLaunch | None = None,
     ) -> Entry | None:
-        """Add ``x``'s statistics to its slot; return None if ``x`` gets no row.
+        """Add the elements of ``dense``, by default ``x``'s own, to the slot of ``x``; return None if it gets no row.
 
         ``restart`` clears the slot first; ``together`` may defer the read.
         """
         kinds = self.options.kinds
-        dense = None if kinds and site.kind not in kinds else tensor_leaves.plain(x) if dense is None else dense
+        dense = None if kinds and kind not in kinds else tensor_leaves.plain(x) if dense is None else dense
         if dense is None:
             return None
+        site = self.slots.site(place, kind, name, x, call=call, phase=phase, evaluating=evaluating)
         if launch is kernels.stat and type(dense) in tensor_leaves.EXACT and kernels.reads_memory(dense):
             entry = self.slots.entry(site, dense.device)
             kernels.read(dense, entry.slot, restart=restart)
@@ -254,7 +260,7 @@ class Recorder:
                     launch(dense, entry.slot)
         entry.shape, entry.micro_step = tuple(x.shape), self.micro_step
         entry.first_micro_step = self.micro_step if entry.first_micro_step is None else entry.first_micro_step
-        entry.groups += measured_groups(site.kind, dense) if self.claim.measures_groups else ()
+        entry.groups += measured_groups(kind, dense) if self.claim.measures_groups else ()
         return entry
 
     def wants(self, place: Place) -> bool:
@@ -289,8 +295,13 @@ class Recorder:
         self._call_step_ends()
         self._hand_over(complete=True)
         try:
-            if self.drain is not None:
-                self._note_cost(self.drain)
+            if (drain := self.drain) is not None:
+                facts = self.current
+                cost = facts.recorder_ns + (drain.sampled_ns if facts.sampled else 0)
+                step, name = facts.step_ns - facts.scan_ns, facts.optimizer or facts.root
+                self.sampler.ended(name, sampled=facts.sampled, step_ns=step, cost_ns=cost, wait_ns=facts.wait_ns)
+                if facts.sampled and (change := self.sampler.reconsider(behind=drain.behind)) is not None:
+                    self.event("sampling", data=change)
         finally:  # if a signal handler of the script raises here, the next step must still get its own number
             self._begin_step(self.current.step + 1)
         if self.trace is not None and not self.claim.forwards_are_steps:  # else the call in progress begins it
@@ -304,15 +315,6 @@ class Recorder:
                 end()
         except Exception as error:  # noqa: BLE001 - the step must be logged even so
             self.internal_error(error)
-
-    def _note_cost(self, drain: Drain) -> None:
-        """Report the step's cost to the sampler, which may change the sampling period."""
-        facts = self.current
-        cost = facts.recorder_ns + (drain.sampled_ns if facts.sampled else 0)
-        step, name = facts.step_ns - facts.scan_ns, facts.optimizer or facts.root
-        self.sampler.ended(name, sampled=facts.sampled, step_ns=step, cost_ns=cost, wait_ns=facts.wait_ns)
-        if facts.sampled and (change := self.sampler.reconsider(behind=drain.behind)) is not None:
-            self.event("sampling", data=change)
 
     @property
     def step(self) -> int:
@@ -376,11 +378,6 @@ class Recorder:
     def halt(self) -> str | None:
         """Why the run must stop; None until ``--halt-on`` asks for it."""
         return self.drain.halt if self.drain is not None else None
-
-    @property
-    def evidence(self) -> deque[Evidence]:
-        """Recorded numbers that justify a deep scan, oldest first."""
-        return self.drain.evidence if self.drain is not None else deque()
 
     def warn(self, message: str) -> None:
         self.event("warning", data={"message": message})

@@ -126,8 +126,7 @@ class Claim:
         recorder = self._recorder
         if self.is_rank or recorder.state != "armed":
             return recorder.state == "armed"
-        rank = attach.global_rank()  # the process group may be younger than the first forward pass
-        if not is_chosen(recorder, rank) or not has_room(recorder):
+        if not may_record(recorder):  # again: the process group may be younger than the first forward pass
             recorder.state, recorder.live = "off", False
             return False
         with recorder.off_the_clock():
@@ -145,8 +144,8 @@ class Claim:
             from precdoctor.recording.output.drain import Drain
 
         recorder = self._recorder
-        rank = attach.global_rank()
-        recorder.drain = Drain(recorder.run, rank, recorder.options, threaded=not ending)
+        recorder.drain = Drain(recorder.run, attach.global_rank(), recorder.options, threaded=not ending)
+        recorder.evidence = recorder.drain.evidence
         recorder.live = recorder.live or (recorder.current.sampled and not ending)
         _attach_file.note(str(recorder.run), "armed")
         waiting, self._waiting_events = self._waiting_events, []
@@ -203,18 +202,12 @@ class Claim:
         return False
 
 
-def is_chosen(recorder: Recorder, rank: int) -> bool:
-    """Return whether ``--ranks`` includes this rank; note in the attach file if it does not."""
-    named = recorder.options.ranks is None or rank in recorder.options.ranks
-    if not named:
+def may_record(recorder: Recorder) -> bool:
+    """Return whether ``--ranks`` includes this rank and memory limits leave room to record it; if not, note why."""
+    if recorder.options.ranks is not None and attach.global_rank() not in recorder.options.ranks:
         _attach_file.note(str(recorder.run), "left out")
-    return named
-
-
-def has_room(recorder: Recorder) -> bool:
-    """Return whether the memory limits of this process leave room for recording; say so if they do not."""
-    why = memory_shortage.shortage()
-    if why is not None:
+        return False
+    if (why := memory_shortage.shortage()) is not None:
         _attach_file.note(str(recorder.run), "error", why)
         attach.say(f"{why}; training goes on unrecorded")
     return why is None

@@ -43,6 +43,7 @@ class StepContext(Protocol):
         local: thread-local; ``stack`` holds the module calls in progress.
         on_the_clock: whether a hook body is running and charged with its time.
         warnings: sentences to log as soon as there is a log.
+        evidence: recorded numbers that justify a deep scan, oldest first.
         when_armed and the like: see :class:`~precdoctor.recording.recorder.Recorder`.
     """
 
@@ -58,6 +59,7 @@ class StepContext(Protocol):
     trace: StepTrace | None
     on_the_clock: bool
     warnings: list[str]
+    evidence: deque[Evidence]
     when_armed: list[Callable[[], None]]
     when_step_begins: list[Callable[[], None]]
     when_forked: list[Callable[[], None]]
@@ -75,10 +77,6 @@ class StepContext(Protocol):
     @property
     def halt(self) -> str | None:
         """Why the run must stop; None until ``--halt-on`` asks for it."""
-
-    @property
-    def evidence(self) -> deque[Evidence]:
-        """Recorded numbers that justify a deep scan, oldest first."""
 
     def arm(self) -> bool:
         """Begin to record. Return False if this process is not to be recorded."""

@@ -50,9 +50,8 @@ class AbandonedAttempts:
 
     def __init__(self, context: StepContext) -> None:
         self._context = context
-        #: Set by :meth:`install`, as are the three functions below.
+        #: Set by :meth:`install`, as are the two functions below.
         self._leave_out: LeaveOut = lambda _optimizer, _found: None
-        self._in_step: Callable[[], bool] = lambda: False
         self._is_unscaled: Callable[[torch.optim.Optimizer], bool] = lambda _optimizer: False
         self._is_updated: Callable[[torch.optim.Optimizer], bool] = lambda _optimizer: False
         self.forward_in_attempt: Callable[[], None] = lambda: None
@@ -78,7 +77,6 @@ class AbandonedAttempts:
     def install(
         self,
         leave_out: LeaveOut,
-        in_step: Callable[[], bool],
         is_unscaled: Callable[[torch.optim.Optimizer], bool],
         is_updated: Callable[[torch.optim.Optimizer], bool],
     ) -> None:
@@ -87,12 +85,10 @@ class AbandonedAttempts:
         Args:
             leave_out: ends the attempt of an optimizer as one that the script gave up; takes the optimizer, and norm
                 and amax of its gradients if they have been read.
-            in_step: returns whether an optimizer is in the middle of its step.
             is_unscaled: returns whether a scaler has unscaled the optimizer's gradients and it has not stepped since.
             is_updated: returns whether that scaler was updated since, after finite gradients.
         """
-        self._leave_out, self._in_step = leave_out, in_step
-        self._is_unscaled, self._is_updated = is_unscaled, is_updated
+        self._leave_out, self._is_unscaled, self._is_updated = leave_out, is_unscaled, is_updated
         optimizer, module = torch.optim.Optimizer, nn.Module
         optimizer.zero_grad = self._noting(  # type: ignore[method-assign]
             optimizer.zero_grad, self._optimizer_discards, self._is_used_up
@@ -150,7 +146,7 @@ class AbandonedAttempts:
         """End the attempt whose gradients were discarded, if any."""
         discarded, self._discarded = self._discarded, None
         optimizer = discarded[0]() if discarded is not None else None
-        if discarded is not None and optimizer is not None and not self._in_step():
+        if discarded is not None and optimizer is not None and not self.attempt_open:
             self._end(optimizer, discarded[1])
 
     def _end_if_fresh(self) -> None:
@@ -159,7 +155,7 @@ class AbandonedAttempts:
         if not known or not self._context.micro_step or self._went_forward:
             return
         optimizer = self._first_optimizer()
-        if optimizer is None or self._in_step():
+        if optimizer is None or self.attempt_open:
             return
         if self._is_updated(optimizer):
             self._end(optimizer, None)
@@ -202,7 +198,7 @@ class AbandonedAttempts:
         self._zeroed = True
         if self._context.micro_step:
             self.thrown_losses[id(optimizer)] = len(self._context.current.losses)
-        if not self._context.micro_step or self._in_step():
+        if not self._context.micro_step or self.attempt_open:
             return  # the gradients were used already, or a closure uses them
         if self._is_unscaled(optimizer):  # a script unscales only for a step
             if not (self._went_forward and self._is_updated(optimizer)):  # else it would get the next step's rows

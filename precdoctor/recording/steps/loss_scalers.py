@@ -48,13 +48,11 @@ class Scalers:
         self._optimizer_of = optimizer_of
         #: By id: optimizers that were given to ``unscale_`` and have made no attempt since, with their scalers.
         self.unscaled: dict[int, tuple[weakref.ref[torch.amp.GradScaler], weakref.ref[torch.optim.Optimizer]]] = {}
-        recorder.when_forked.append(self.unscaled.clear)
         #: Ids of the optimizers in ``unscaled`` whose scaler has been updated since, after finite gradients.
         self._updated: set[int] = set()
-        recorder.when_forked.append(self._updated.clear)
-        self._logged: static.ByIdentity[torch.amp.GradScaler, bool] = static.ByIdentity()
+        recorder.when_forked += [self.unscaled.clear, self._updated.clear]
         #: Scalers whose ``scale`` was used since their last ``update``: gradients carry their scale.
-        self.in_use: static.ByIdentity[torch.amp.GradScaler, bool] = static.ByIdentity()
+        self.in_use: dict[int, weakref.ref[torch.amp.GradScaler]] = {}
         self._sharded_patched = False
 
     def install(self) -> None:
@@ -69,7 +67,7 @@ class Scalers:
         False if the script has written to gradients after the backward pass: it unscales by hand. None if no scaler is
         in use, and before the first step.
         """
-        if not (in_use := self.in_use.keys()):
+        if not (in_use := [scaler for ref in self.in_use.values() if (scaler := ref()) is not None]):
             return None
         stages = {
             key: state["stage"].value
@@ -87,60 +85,49 @@ class Scalers:
         return any(p.requires_grad and p.grad is not None and id(p) not in unscaled for p in parameters)
 
     def _meet(self, scaler: torch.amp.GradScaler) -> None:
-        """Log a scaler's facts the first time it is used."""
-        if not self._logged.get(scaler):
-            self._logged.put(scaler, True)
-            if self._recorder.facts is not None:
-                self._recorder.facts.scaler(scaler)
+        """Log a scaler's facts the first time it is used in a run."""
+        if self._recorder.facts is not None:
+            self._recorder.facts.scaler(scaler)
 
     # --- patches -----------------------------------------------------------------------------------------------------
 
     def _patch(self, kind: type[torch.amp.GradScaler]) -> None:
         """Have calls noted of those methods that a class defines itself."""
-        notes: dict[str, Callable[..., None]] = {
-            "unscale_": self._note_unscaled, "update": self._note_update,
-        }  # fmt: skip
-        for name in notes.keys() & vars(kind).keys():
-            setattr(kind, name, self._noting(getattr(kind, name), notes[name], after=name == "unscale_"))
-        if "scale" in vars(kind):
-            kind.scale = self._scaling(kind.scale)  # type: ignore[method-assign]
+        before = {"update": self._note_update}
+        after: dict[str, Callable[..., None]] = {"scale": self._note_losses, "unscale_": self._note_unscaled}
+        for name in (before.keys() | after.keys()) & vars(kind).keys():
+            setattr(kind, name, self._noting(getattr(kind, name), before.get(name), after.get(name)))
 
-    def _noting(self, original: Callable[..., Any], note: Callable[..., None], *, after: bool) -> Callable[..., Any]:
-        """Wrap a method: call ``note`` with the same arguments, before it or once it has returned."""
-        guarded_note = guarded(self._recorder)(note)
+    def _noting(
+        self,
+        original: Callable[..., Any],
+        before: Callable[..., None] | None,
+        after: Callable[..., None] | None,
+    ) -> Callable[..., Any]:
+        """Wrap a method: call ``before`` with its arguments; then ``after`` with its result and these."""
+        guard = guarded(self._recorder)
+        begin, end = guard(before) if before is not None else None, guard(after) if after is not None else None
 
         @functools.wraps(original)
-        def method(scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
-            if not after:
-                guarded_note(scaler, *args, **kwargs)
-            result = original(scaler, *args, **kwargs)
-            if after:
-                guarded_note(scaler, *args, **kwargs)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            if begin is not None:
+                begin(*args, **kwargs)
+            result = original(*args, **kwargs)
+            if end is not None:
+                end(result, *args, **kwargs)
             return result
 
         return method
 
-    def _scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap ``scale``: remember the losses and what it returns for them."""
-        note = guarded(self._recorder)(self._note_losses)
-
-        @functools.wraps(original)
-        def scale(scaler: torch.amp.GradScaler, outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            scaled = original(scaler, outputs, *args, **kwargs)
-            note(scaler, outputs, scaled)
-            return scaled
-
-        return scale
-
-    def _note_losses(self, scaler: torch.amp.GradScaler, outputs: Any, scaled: Any) -> None:
+    def _note_losses(self, scaled: Any, scaler: torch.amp.GradScaler, outputs: Any, *_: Any, **__: Any) -> None:
         """Remember the losses that ``scale`` was given, and its results."""
         if self._recorder.state == "armed" and _is_enabled(scaler):
             self._meet(scaler)
-            self.in_use.put(scaler, True)
+            self.in_use[id(scaler)] = weakref.ref(scaler)
             self._kept.losses.given(scaler, outputs, scaled)
 
     def _note_unscaled(
-        self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, *_: Any, **__: Any
+        self, _result: None, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, *_: Any, **__: Any
     ) -> None:
         """Remember the optimizer whose gradients ``unscale_``, which raises if called twice, has unscaled."""
         if self._recorder.state == "armed" and _is_enabled(scaler):
@@ -153,7 +140,7 @@ class Scalers:
         if self.unscaled and self._recorder.state == "armed" and not self._recorder.capture.runs:
             self._end_left_out(scaler)
         self._kept.losses.updated(scaler)
-        self.in_use.drop(scaler)
+        self.in_use.pop(id(scaler), None)
 
     def _stepping(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``step``: it is an attempt."""

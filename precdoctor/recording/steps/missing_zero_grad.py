@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording import kernels
-from precdoctor.recording.model import tensor_leaves
 from precdoctor.recording.model.optimizer_contents import parameters_of
+from precdoctor.recording.model.tensor_leaves import plain_gradient
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.slots.deferred import Deferred, defer, is_capturing, read
@@ -53,10 +53,8 @@ class _GradientState:
     @classmethod
     def of(cls, parameter: Tensor) -> _GradientState | None:
         """Return a parameter's gradient as it is now; None if there is none, or it has no version counter."""
-        grad = parameter.grad
-        if grad is None or tensor_leaves.plain(grad) is not grad or grad.is_inference():
-            return None
-        return cls(weakref.ref(parameter), weakref.ref(grad), grad._version)
+        grad = plain_gradient(parameter)
+        return None if grad is None else cls(weakref.ref(parameter), weakref.ref(grad), grad._version)
 
     def gradient(self) -> Tensor | None:
         """Return the parameter's gradient; None if it has been replaced or dropped."""
@@ -97,19 +95,24 @@ class _Watch:
         self.sums = RescaledSums()
         self.mixed = MixedPasses()
 
-    def look(self) -> None:
-        """Note the watched gradient's current state; watch another parameter's gradient if it is gone."""
+    def look(self) -> bool:
+        """Note the watched gradient's current state, and return whether it has changed.
+
+        If the gradient is gone, watch another parameter's.
+        """
         state, optimizer = self.state, self.optimizer()
         known = state.parameter() if state is not None else None
         grad = known.grad if known is not None else None
         if state is not None and type(grad) is Tensor and grad.layout is torch.strided and not grad.is_inference():
-            if state.grad() is not grad:
-                state.grad = weakref.ref(grad)
+            if (same := state.grad() is grad) and state.version == grad._version:
+                return False
+            state.grad = state.grad if same else weakref.ref(grad)
             state.version = grad._version
-            return
+            return True
         self.state = _GradientState.of(known) if known is not None else None
         if self.state is None and optimizer is not None:
             self.state = next((s for p in parameters_of(optimizer) if (s := _GradientState.of(p)) is not None), None)
+        return True
 
 
 class KeptGradients:
@@ -145,13 +148,12 @@ class KeptGradients:
             if watch.optimizer() is None:
                 self._end_series(self._watches.pop(key))
                 continue
-            changed = watch.state is None or not watch.state.untouched
+            changed = watch.look()
             if self.losses.in_use:
                 watch.mixed.pass_ended(self.losses, self._context.micro_step - 1, changed=changed)
             if changed:
                 watch.passes += 1
                 watch.summed += 1
-                watch.look()
                 if self._context.live and watch.sums.expected and (optimizer := watch.optimizer()) is not None:
                     watch.sums.measure(parameters_of(optimizer))
 
@@ -294,20 +296,13 @@ class KeptGradients:
         watch.copies = []
 
     def _report(self, watch: _Watch) -> None:
-        data = {
-            "message": f"the gradients of {watch.name} have not been zeroed since step {watch.since}",
-            "what": "kept-gradients",
-            "optimizer": watch.name,
-            "since": watch.since,
-            "steps": watch.steps,
-            "summed": watch.summed,
-            "kept": watch.unchanged,
-            "of": watch.compared,
-        }
-        self._event(watch, data)
+        message = f"the gradients of {watch.name} have not been zeroed since step {watch.since}"
+        numbers = {"since": watch.since, "steps": watch.steps, "summed": watch.summed}
+        self._event(watch, "kept-gradients", message, **numbers, kept=watch.unchanged, of=watch.compared)
 
-    def _event(self, watch: _Watch, data: dict[str, Any]) -> None:
+    def _event(self, watch: _Watch, what: str, message: str, **numbers: Any) -> None:
         """Log a warning event at the place of the watched parameter."""
+        data = {"message": message, "what": what, "optimizer": watch.name, **numbers}
         parameter = watch.state.parameter() if watch.state is not None else None
         found = self._context.names.parameter(parameter) if parameter is not None else None
         where = {"root": found[0].root, "module": found[0].module} if found is not None else {}
@@ -352,19 +347,14 @@ class KeptGradients:
             self._report_unscaled(watch)
 
     def _report_sums(self, watch: _Watch) -> None:
-        if (data := watch.sums.data(watch.name)) is not None:
-            self._event(watch, data)
+        if (found := watch.sums.found()) is not None:
+            message = f"{watch.name} steps with gradients that were multiplied by {found['factor']:.3g} after each pass"
+            self._event(watch, "rescaled-sum", message, **found)
 
     def _report_unscaled(self, watch: _Watch) -> None:
-        data = {
-            "message": f"{watch.name} steps with gradients that were unscaled {watch.most_unscaled} times",
-            "what": "unscaled-again",
-            "optimizer": watch.name,
-            "times": watch.most_unscaled,
-            "steps": watch.repeated,
-            "of": watch.attempts,
-        }
-        self._event(watch, data)
+        message = f"{watch.name} steps with gradients that were unscaled {watch.most_unscaled} times"
+        times, steps = watch.most_unscaled, watch.repeated
+        self._event(watch, "unscaled-again", message, times=times, steps=steps, of=watch.attempts)
 
     # --- losses without the scale ------------------------------------------------------------------------------------
 

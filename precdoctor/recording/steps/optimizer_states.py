@@ -73,7 +73,7 @@ class StateRows:
                     owner, called = (common, key) if x.numel() > parameter.numel() else (place, f"{own}.{key}")
                     plain = detached(x) if modes_open() else x.detach()
                     own_part = part(plain) if x.shape == parameter.shape else plain
-                    recorder.measure(recorder.site(owner, "opt_state", called, x), own_part, together=together)
+                    recorder.measure(owner, "opt_state", called, own_part, together=together)
 
         for optimizer in optimizers:
             self._record_scaling_parameters(optimizer)
@@ -104,13 +104,11 @@ class StateRows:
             found = quantised_tensors.quantised(x)
         if found is None:
             return
-        entry = recorder.measure(recorder.site(place, kind, name, found.values), found.values)
+        entry = recorder.measure(place, kind, name, found.values)
         if entry is not None:
             entry.format = found.format
         called = f"{name}.grad" if kind == "weight_grad_step" else name
-        scales = recorder.site(place, "block_scale", called, found.multipliers)
-        if recorder.options.takes(scales.kind):
-            recorder.measure(scales, found.multipliers)
+        recorder.measure(place, "block_scale", called, found.multipliers)
 
 
 class Masters:
@@ -124,11 +122,7 @@ class Masters:
         self._recorder = recorder
         self._weights: static.ByIdentity[Tensor, weakref.ref[Tensor]] = static.ByIdentity()
         self._searched: static.ByIdentity[torch.optim.Optimizer, tuple[int, int]] = static.ByIdentity()
-        recorder.when_forked.append(self._forget)
-
-    def _forget(self) -> None:
-        self._weights.clear()
-        self._searched.clear()
+        recorder.when_forked += [self._weights.clear, self._searched.clear]
 
     def weight_of(self, parameter: Tensor) -> Tensor | None:
         """Return the model's weight that a parameter is the master copy of; None if it is none."""

@@ -136,8 +136,7 @@ class OptimizerlessSteps:
         room = memory_limits.for_copies(options) if self._by_hand and options.takes("update") else 0
         with self._weights as together:
             for parameter, place, name in self._known():
-                site = self._recorder.site(place, "weight", name, parameter)
-                self._recorder.measure(site, parameter, restart=True, together=together)
+                self._recorder.measure(place, "weight", name, parameter, restart=True, together=together)
                 room -= 2 * parameter.numel() * parameter.element_size()
                 gradient = parameter.grad if parameter.is_leaf else None  # torch warns if it is read on others
                 if room >= 0 and gradient is not None:
@@ -173,9 +172,10 @@ class OptimizerlessSteps:
                     now = tensor_leaves.plain(parameter)
                     if now is None or now.shape != old.weight.shape:
                         continue
-                site = self._recorder.site(found[0], "update", found[1], parameter)
                 launch = Update(old.weight, old.gradient)
-                self._recorder.measure(site, parameter, now.detach(), launch=launch, together=together)
+                self._recorder.measure(
+                    found[0], "update", found[1], parameter, now.detach(), launch=launch, together=together
+                )
 
     def forward_begins(self) -> None:
         """As a root module is called, end the step if it was abandoned or the weights were updated."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from precdoctor.recording import kernels
-from precdoctor.recording.model import tensor_leaves
+from precdoctor.recording.model.tensor_leaves import plain_gradient
 from precdoctor.recording.slots.deferred import deferred, is_capturing, would_wait
 
 #: Number of gradients that are measured, smallest first, and the most elements of one.
@@ -53,7 +53,7 @@ class RescaledSums:
             return
         if parameters is not None and not self._parameters:
             self._choose(parameters)
-        grads = [g for ref in self._parameters if (p := ref()) is not None and (g := _plain(p)) is not None]
+        grads = [g for ref in self._parameters if (p := ref()) is not None and (g := plain_gradient(p)) is not None]
         if not grads or len(grads) < len(self._parameters):
             self._norms = None
             return
@@ -64,7 +64,7 @@ class RescaledSums:
 
     def _choose(self, parameters: Iterable[Tensor]) -> None:
         """Choose the smallest gradients on one device."""
-        found = [(p, g) for p in parameters if (g := _plain(p)) is not None and g.numel() <= _MOST_ELEMENTS]
+        found = [(p, g) for p in parameters if (g := plain_gradient(p)) is not None and g.numel() <= _MOST_ELEMENTS]
         found.sort(key=lambda pair: pair[1].numel())
         self._parameters = [weakref.ref(p) for p, g in found if g.device == found[0][1].device][:_MEASURED]
 
@@ -108,23 +108,8 @@ class RescaledSums:
             self._rescaled += 1
             self._factor, self._passes = first, passes
 
-    def data(self, optimizer: str) -> dict[str, Any] | None:
-        """Return the data of a warning event; None if no step was rescaled. Waits for the last measurement."""
+    def found(self) -> dict[str, float] | None:
+        """Return the numbers of a warning event; None if no step was rescaled. Waits for the last measurement."""
         self._judge(wait=True)
-        if not self._rescaled:
-            return None
-        return {
-            "message": f"{optimizer} steps with gradients that were multiplied by {self._factor:.3g} after each pass",
-            "what": "rescaled-sum",
-            "optimizer": optimizer,
-            "factor": self._factor,
-            "passes": self._passes,
-            "steps": self._rescaled,
-            "of": self._steps,
-        }
-
-
-def _plain(parameter: Tensor) -> Tensor | None:
-    """Return the gradient of a parameter if it is a dense tensor of torch's own class."""
-    grad = parameter.grad
-    return grad if grad is not None and not grad.is_inference() and tensor_leaves.plain(grad) is grad else None
+        numbers = {"factor": self._factor, "passes": self._passes, "steps": self._rescaled, "of": self._steps}
+        return numbers if self._rescaled else None

@@ -102,6 +102,7 @@ class ScaledLosses:
 
     Attributes:
         in_use: whether ``scale`` was ever called.
+        passes: backward passes since the last step.
         pass_is_scaled: whether the root of the last backward pass carries the scale of a scaler; None if unknown.
         pass_is_given: whether the root was itself given to ``scale``.
         unscaled_line: of the last pass that was seen to begin without a scale.
@@ -120,8 +121,8 @@ class ScaledLosses:
         self.pass_is_scaled: bool | None = None
         self.pass_is_given = False
         self.unscaled_line: Line = None, None
-        #: Backward passes since the last step, and how many of them started from an unscaled loss.
-        self._passes = self._unscaled = 0
+        #: How many of ``passes`` started from an unscaled loss.
+        self.passes = self._unscaled = 0
         self._attempts = self._steps = 0
         #: File and line of the ``backward`` call in the first such step.
         self._line: Line = None, None
@@ -142,9 +143,8 @@ class ScaledLosses:
             self._results = deque(others, maxlen=_MAX_GIVEN)
 
     def backward_begins(self, roots: list[Any], gradients: Any) -> None:
-        """Note whether a pass begins at a loss that was given to ``scale``, and whether it carries a scale."""
-        self._passes += 1
-        judged = self.in_use and len(roots) == 1 and gradients is None
+        """Once a scaler is in use, note whether a pass begins at a loss given to ``scale``, and whether scaled."""
+        judged = len(roots) == 1 and gradients is None
         self.pass_is_scaled = self._is_scaled(roots[0]) if judged else None
         self.pass_is_given = False
         if self._given:
@@ -179,13 +179,13 @@ class ScaledLosses:
 
     def stepped(self) -> None:
         """At the end of a scaler's ``step``, skipped or not, count it; report the first with unscaled losses only."""
-        if not self._passes:
+        if not self.passes:
             return  # a step of another optimizer after the same passes
-        unscaled = self._unscaled == self._passes
+        unscaled = self._unscaled == self.passes
         self._attempts += 1
         self._steps += unscaled
         self._given.clear()
-        self._passes = self._unscaled = 0
+        self.passes = self._unscaled = 0
         if unscaled and self._steps == 1:
             facts = self._context.current
             self._line = facts.backward_file, facts.backward_line

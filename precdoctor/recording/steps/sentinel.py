@@ -21,7 +21,6 @@ from precdoctor.recording.slots.deferred import Deferred, defer, deferred, read
 _SMALL = 16 * 1024
 _BASE: Any = torch._C.TensorBase
 _GRADIENT, _CDATA, _VERSION = _BASE.grad.__get__, _BASE._cdata.__get__, _BASE._version.__get__
-_EXACT = frozenset(tensor_leaves.EXACT)
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Look:
 def versions(parameters: Iterable[Tensor]) -> tuple[tuple[int, int], ...]:
     """Return address and version counter of each gradient. Calls C functions only: runs up to four times per step."""
     gradients = list(map(_GRADIENT, parameters))
-    if _EXACT.issuperset(map(type, gradients)):
+    if tensor_leaves.EXACT.issuperset(map(type, gradients)):
         with contextlib.suppress(RuntimeError):  # tensors of inference mode have no version
             return tuple(zip(map(_CDATA, gradients), map(_VERSION, gradients), strict=True))
     present = (g for g in gradients if g is not None)
@@ -115,7 +114,7 @@ def gradient_sentinel(parameters: Iterable[Tensor], known: Layout | None = None)
 
 def _are_on_a_gpu(tensors: list[Tensor]) -> bool:
     """Return whether one kernel launch may be able to read all tensors: torch's own types on a GPU, any layout."""
-    return tensors[0].is_cuda and _EXACT.issuperset(map(type, tensors))
+    return tensors[0].is_cuda and tensor_leaves.EXACT.issuperset(map(type, tensors))
 
 
 def _arriving(found: Tensor) -> tuple[Deferred, Deferred]:
@@ -172,7 +171,7 @@ def _native_look(tensors: list[Tensor]) -> tuple[float, float] | None:
     """Return amax and sum of squares from the C library; None if a tensor is not a plain one on the CPU."""
     if not tensors[0].is_cpu or torch._C._functorch.maybe_current_level() is not None:
         return None
-    if not _EXACT.issuperset(map(type, tensors)):
+    if not tensor_leaves.EXACT.issuperset(map(type, tensors)):
         return None
     return native_cpu.look(tensors)
 

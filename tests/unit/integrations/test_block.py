@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from precdoctor.integrations import block as module
-from precdoctor.integrations.block import Block
+from precdoctor.integrations.block import RecordingCallback
 from precdoctor.recording.session import Recording
 
 
@@ -30,26 +30,26 @@ def told(monkeypatch):
 
 
 def test_options_go_to_record_and_a_resumed_training_counts_on(told):
-    block = Block("run", {"every": 4}, force=True)
-    assert block.path is None
-    block.begin(first_step=100)
-    assert told == [("begin", "run", True, {"first_step": 100, "every": 4})] and block.path == Path("run")
-    block.end()
-    block.end()
+    block = RecordingCallback("run", force=True, every=4)
+    assert block.run is None
+    block.begin_recording(first_step=100)
+    assert told == [("begin", "run", True, {"first_step": 100, "every": 4})] and block.run == Path("run")
+    block.end_recording()
+    block.end_recording()
     assert told[1:] == [("end", "run")]
 
 
 def test_the_user_may_number_the_steps(told):
-    Block("run", {"first_step": 7}, force=False).begin(first_step=100)
+    RecordingCallback("run", first_step=7).begin_recording(first_step=100)
     assert told[0][3] == {"first_step": 7}
 
 
 def test_a_training_that_never_ended_is_closed_before_the_next(told):
-    block = Block(None, {}, force=False)
-    block.begin(0)
-    first = block.path
-    block.begin(0)
-    assert [what for what, *_ in told] == ["begin", "end", "begin"] and block.path != first
+    block = RecordingCallback()
+    block.begin_recording(0)
+    first = block.run
+    block.begin_recording(0)
+    assert [what for what, *_ in told] == ["begin", "end", "begin"] and block.run != first
 
 
 def test_a_recording_that_cannot_begin_leaves_nothing_open(told, monkeypatch):
@@ -59,15 +59,15 @@ def test_a_recording_that_cannot_begin_leaves_nothing_open(told, monkeypatch):
         yield
 
     monkeypatch.setattr(module, "record", refuse)
-    block = Block("run", {}, force=False)
+    block = RecordingCallback("run")
     with pytest.raises(ValueError, match="no"):
-        block.begin(0)
-    block.end()
+        block.begin_recording(0)
+    block.end_recording()
 
 
 def test_under_the_command_it_leaves_the_recording_to_it(told, monkeypatch):
     monkeypatch.setenv("PRECDOCTOR_RUN", "/outer")
-    block = Block("run", {}, force=False)
-    block.begin(0)
-    block.end()
-    assert block.path == Path("/outer") and told == []
+    block = RecordingCallback("run")
+    block.begin_recording(0)
+    block.end_recording()
+    assert block.run == Path("/outer") and told == []

@@ -475,11 +475,11 @@ def test_adam_s_update_is_the_same_made_in_the_kernel(dtype, size, scale, decay,
     adam = kernels.Adam(first, second, -1e-3 / (1 - 0.9**t), (1 - 0.999**t) ** 0.5, 1e-8, decay)
     intended = adam.update(before)
     after = (before + intended).to(dtype)
-    assert native_cpu.supports_adam(before, after, adam)
+    assert native_cpu.supports_update(before, after, adam)
     for name in variants():
         native_cpu.choose_variant(name)
         ours, truth = Row(), updated("native", before, after, intended)
-        native_cpu.adam_at(before, after, adam, ours.ints.data_ptr(), ours.floats.data_ptr(), ours.counter.data_ptr())
+        native_cpu.update_at(before, after, adam, ours.ints.data_ptr(), ours.floats.data_ptr(), ours.counter.data_ptr())
         ours.ints[at.REL + at.REL_BINS] = 0  # scrap
         assert torch.equal(ours.ints, truth.ints), name
         assert ours.floats.tolist() == truth.floats.tolist(), name
@@ -490,11 +490,11 @@ def test_the_kernel_leaves_to_torch_what_is_not_in_fp32_or_not_known_yet():
     if not available("native"):
         pytest.skip("no compiled kernel")
     x, wide = torch.ones(4, 6), torch.ones(4, 6, dtype=torch.float64)
-    assert native_cpu.supports_adam(x, x, kernels.Adam(x, x, -0.1, 1.0, 1e-8))
+    assert native_cpu.supports_update(x, x, kernels.Adam(x, x, -0.1, 1.0, 1e-8))
     others = (x, wide), (x, x.bfloat16()), (x, torch.ones(6, 4).t()), (x, torch.ones(1))
-    assert not any(native_cpu.supports_adam(x, x, kernels.Adam(*moments, -0.1, 1.0, 1e-8)) for moments in others)
-    assert not native_cpu.supports_adam(x, x, kernels.Adam(x, x, torch.tensor(-0.1), 1.0, 1e-8))
-    assert not native_cpu.supports_adam(wide, wide, kernels.Adam(x, x, -0.1, 1.0, 1e-8))
+    assert not any(native_cpu.supports_update(x, x, kernels.Adam(*moments, -0.1, 1.0, 1e-8)) for moments in others)
+    assert not native_cpu.supports_update(x, x, kernels.Adam(x, x, torch.tensor(-0.1), 1.0, 1e-8))
+    assert not native_cpu.supports_update(wide, wide, kernels.Adam(x, x, -0.1, 1.0, 1e-8))
 
 
 def test_memory_is_only_read_past_torch_where_no_mode_of_the_user_would_notice():

@@ -59,7 +59,7 @@ class Jitted:
 
 @pytest.fixture(autouse=True)
 def one_stream(monkeypatch):
-    monkeypatch.setattr(light_launch, "_raw_stream", lambda _device: STREAM)
+    monkeypatch.setattr(light_launch, "raw_stream", lambda _device: STREAM)
 
 
 def launch_some(jitted, count=5):

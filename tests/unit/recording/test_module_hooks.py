@@ -19,10 +19,10 @@ class Fixture:
 
     def __init__(self):
         threads = types.SimpleNamespace(others=set())
-        self.recorder = types.SimpleNamespace(threads=threads, live=False, when_forked=[])
+        self.recorder = types.SimpleNamespace(threads=threads, when_forked=[])
         self.hooks = ModuleHooks(self.recorder)
         self.seen = []
-        self.hooks.stay, self.hooks.recomputes = False, True
+        self.hooks.stay = False
         self.hooks.install(self.before, self.after)
 
     def before(self, module, _args):
@@ -63,7 +63,7 @@ def clean(module):
 
 
 def test_torch_reads_its_tables_as_needed(fixture):
-    fixture.hooks.rest_in_backward()  # where somebody has hooks, nothing is tried
+    fixture.hooks.take_out()  # where somebody has hooks, nothing is tried
     assert not ModuleHooks(fixture.recorder).stay
     fixture.hooks.resume()
     assert ModuleHooks(fixture.recorder).stay
@@ -147,17 +147,8 @@ def test_a_layer_that_looks_for_hooks_has_none(fixture):
     assert seen == [0]
 
 
-def test_they_stay_in_backward_passes_that_have_called_no_module_yet(fixture):
-    fixture.hooks.recomputes = False
-    fixture.hooks.rest_in_backward()
-    assert in_place() == (1, 1)
-
-
 def test_a_backward_pass_is_left_alone_until_it_ends(fixture):
-    fixture.hooks.rest_in_backward()
+    fixture.hooks.take_out()
     assert in_place() == (0, 0)
     fixture.hooks.resume()
-    assert in_place() == (1, 1)
-    fixture.recorder.live = True
-    fixture.hooks.rest_in_backward()
     assert in_place() == (1, 1)

@@ -25,9 +25,9 @@ class Seen(Recorder):
         super().__init__(directory / "never-armed", RecordOptions(**options))
         self.rows: dict[tuple[str, str, str], Tensor] = {}
 
-    def measure(self, site, x, dense=None, **_):
-        assert (site.place.root, site.place.module, site.name) not in self.rows
-        self.rows[site.place.root, site.place.module, site.name] = x
+    def measure(self, place, kind, name, x, dense=None, **_):
+        assert (place.root, place.module, name) not in self.rows
+        self.rows[place.root, place.module, name] = x
 
 
 def whole(x: Tensor) -> Tensor:

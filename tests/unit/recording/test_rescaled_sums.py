@@ -53,17 +53,17 @@ def steps(
 def test_a_division_after_each_pass_is_counted_and_reported_once():
     sums = RescaledSums()
     assert steps(sums, lambda g, *_: g / 256.0) == [False, True, False, False]
-    data = sums.data("SGD#0")
+    data = sums.found()
     assert data is not None
     assert data["factor"] == pytest.approx(1 / 256, rel=1e-5)
-    assert (data["what"], data["passes"], data["steps"], data["of"]) == ("rescaled-sum", 3, 3, 3)
+    assert (data["passes"], data["steps"], data["of"]) == (3, 3, 3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_gradients_of_other_formats_are_measured(dtype: torch.dtype):
     sums = RescaledSums()
     steps(sums, lambda g, *_: g / 256.0, dtype=dtype)
-    data = sums.data("SGD#0")
+    data = sums.found()
     assert data is not None and data["steps"] == 3
     assert data["factor"] == pytest.approx(1 / 256, rel=1e-2)
 
@@ -87,7 +87,7 @@ def test_norms_that_a_device_still_computes_are_left_for_later(monkeypatch):
     Event.passed = True
     assert steps(sums, lambda g, *_: g / 256.0) == [True, False, False, False]
     Event.passed = False
-    data = sums.data("SGD#0")
+    data = sums.found()
     assert data is not None and (data["steps"], data["of"]) == (4, 4)
     assert waited == [True]  # nothing trains any more
 
@@ -95,14 +95,14 @@ def test_norms_that_a_device_still_computes_are_left_for_later(monkeypatch):
 def test_only_the_first_of_many_passes_are_measured():
     sums = RescaledSums()
     steps(sums, lambda g, _, i: g / 4.0 if i < 32 else g, passes=40)
-    data = sums.data("SGD#0")
+    data = sums.found()
     assert data is not None and (data["passes"], data["steps"]) == (40, 3)
 
 
 def test_the_factor_may_differ_from_step_to_step():
     sums = RescaledSums()
     steps(sums, lambda g, step, _: g / 2.0**step)
-    data = sums.data("SGD#0")
+    data = sums.found()
     assert data is not None and data["steps"] == 3
     assert data["factor"] == pytest.approx(1 / 8, rel=1e-5)
 
@@ -110,7 +110,7 @@ def test_the_factor_may_differ_from_step_to_step():
 def test_a_clip_after_the_last_division_is_left_out():
     sums = RescaledSums()
     steps(sums, lambda g, _, i: g / (16.0 if i < 2 else 16.0 * 1.7), clip_norm=1.0)
-    data = sums.data("SGD#0")
+    data = sums.found()
     assert data is not None and data["steps"] == 3
 
 
@@ -130,7 +130,7 @@ def test_a_clip_after_the_last_division_is_left_out():
 def test_others_are_not_counted(change):
     sums = RescaledSums()
     assert not any(steps(sums, change))
-    assert sums.data("SGD#0") is None
+    assert sums.found() is None
 
 
 @pytest.mark.parametrize("kinds", [(), (torch.zeros(2, dtype=torch.int64),)])
@@ -144,4 +144,4 @@ def test_parameters_without_gradients_are_no_trouble(kinds: Sequence[Tensor]):
 def test_one_pass_a_step_is_not_measured():
     sums = RescaledSums()
     steps(sums, lambda g, *_: g / 2.0, passes=1)
-    assert not sums.expected and sums.data("SGD#0") is None
+    assert not sums.expected and sums.found() is None

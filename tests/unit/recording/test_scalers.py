@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+import weakref
 
 import pytest
 
@@ -22,7 +23,7 @@ def training():
     kept = types.SimpleNamespace(written_since_backward=lambda _: False)
     scalers = Scalers(recorder, kept, None, None, None, {id(o): o for o in optimizers}.get)
     scaler.scale(layers[1](layers[0](torch.ones(2, 3))).sum()).backward()
-    scalers.in_use.put(scaler, True)
+    scalers.in_use[id(scaler)] = weakref.ref(scaler)
     return scalers, scaler, optimizers, layers
 
 
@@ -31,8 +32,8 @@ def parameters(*layers):
 
 
 def test_unknown_without_a_scaler(training):
-    scalers, scaler, _, layers = training
-    scalers.in_use.drop(scaler)
+    scalers, _, _, layers = training
+    scalers.in_use.clear()
     assert scalers.still_scaled(parameters(*layers)) is None
 
 
@@ -114,3 +115,12 @@ def test_an_optimizer_nobody_has_met_is_believed(training):
     scalers._optimizer_of = lambda _: None
     scaler.unscale_(second)
     assert scalers.still_scaled(parameters(*layers)) is False
+
+
+def test_a_scaler_is_logged_in_every_run_that_uses_it(training):
+    scalers, scaler, _, _ = training
+    for _ in range(2):  # a second `precdoctor.record` in one process
+        logged = []
+        scalers._recorder.facts = types.SimpleNamespace(scaler=logged.append)
+        scalers._meet(scaler)
+        assert logged == [scaler]

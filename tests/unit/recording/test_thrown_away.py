@@ -21,12 +21,10 @@ class Loop:
         self.recorder.state = "armed"
         self.thrown = AbandonedAttempts(self.recorder)
         self.ended: list[torch.optim.Optimizer] = []
-        self.in_step = False
         self.unscaled: list[torch.optim.Optimizer] = []
         self.updated: list[torch.optim.Optimizer] = []
         self.thrown.install(
             self._leave_out,
-            lambda: self.in_step,
             lambda optimizer: optimizer in self.unscaled,
             lambda optimizer: optimizer in self.updated,
         )
@@ -146,7 +144,7 @@ def test_weights_that_are_lost_as_well_are_no_skipped_step(loop):
 
 
 def test_inside_a_step_a_closure_may_do_as_it_likes(loop):
-    loop.in_step = True
+    loop.thrown.attempt_open = True
     overflow(loop)
     assert loop.ended == []
 

@@ -38,7 +38,8 @@ def _interpreted(monkeypatch):
 @pytest.fixture
 def launched(monkeypatch):
     """Names of the kernels that were launched."""
-    monkeypatch.setattr(light_launch, "_raw_stream", None)  # all of them through Triton, where they are counted
+    # All of them through Triton, where they are counted.
+    monkeypatch.setattr(light_launch.LightLaunch, "_observe", lambda launch, _, *given: launch._by_triton(*given))
     names = []
     for name in ("_stat", "_update", "_restart"):
         launch = getattr(triton_batch, name)
@@ -58,7 +59,9 @@ class Counting:
 def batch(bank, jobs, tables, want=at.BLOCK_SIZES):
     """Measure through tables; every launch must succeed."""
     mask = native_cpu.wanted(want) | FINGERPRINT
-    for group, members in batched.grouped(jobs, lambda _: bank, lambda _: mask, cuda.stream_of).items():
+    for group, members in batched.grouped(
+        jobs, lambda _, slot: bank.addresses(slot), lambda _: mask, cuda.stream_of
+    ).items():
         assert cuda.measure_many(group, members, tables.of(group), bank.counter), cuda.failure()
 
 
@@ -112,7 +115,7 @@ def test_a_batch_counts_what_single_launches_count(launched, want):
     assert all(triton_kernel.supports(x, 15) for x in tensors)
     by_group = batched.grouped(
         [batched.Job(x, slot) for slot, x in enumerate(tensors)],
-        lambda _: here,
+        lambda _, slot: here.addresses(slot),
         lambda _: native_cpu.wanted(want) | FINGERPRINT,
         cuda.stream_of,
     )
@@ -184,7 +187,11 @@ def test_updates_count_what_the_reference_counts(launched, dtype, intended):
     assert all(cuda.updates_fit(job.before, job.x, job.intended) for job in jobs)
     batch(here, jobs, batched.Tables())
     assert set(launched) == {"_update_many"} and len(launched) <= 2  # of aligned rows and of others
-    order = [m.job for ms in batched.grouped(jobs, lambda _: here, lambda _: 0, cuda.stream_of).values() for m in ms]
+    order = [
+        m.job
+        for ms in batched.grouped(jobs, lambda _, slot: here.addresses(slot), lambda _: 0, cuda.stream_of).values()
+        for m in ms
+    ]
     one_by_one(there, order)
     for job in jobs:
         there.row(job.slot)[0][at.FINGERPRINT] = 0  # nobody asks for one of an update
