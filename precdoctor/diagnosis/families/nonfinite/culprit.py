@@ -56,7 +56,7 @@ def culprit_at(view: RunView, process: Process, step: int) -> Culprit | None:
     if cause.name == "optimizer-division-by-zero" and not at.op.name.startswith("optim."):
         flushed = next((words for o in at.op.operands if (words := flushed_eps(view, o.dtype))), "")
         cause = replace(cause, why=f"{cause.why}; {flushed}") if flushed else rounded_divisor(replay, at.op, cause)
-    culprit = Culprit(replay, at, culprit_phase(view, replay, at), cause)
+    culprit = Culprit(**vars(at), replay=replay, phase=culprit_phase(view, replay, at), cause=cause)
     if cause.name == "nonfinite-input-batch":
         return replace(culprit, cause=data_cause(replay, culprit.data, cause.why))
     return culprit

@@ -89,24 +89,13 @@ class CulpritOp:
         return delivered_tensor(bad_data, as_read("", operand))
 
 
-@dataclass(frozen=True)
-class Culprit:
+@dataclass(frozen=True, kw_only=True)
+class Culprit(CulpritOp):
     """The op that a replayed incident is attributed to, and why it failed."""
 
     replay: Replay
-    at: CulpritOp
     phase: Phase
     cause: Cause
-
-    @property
-    def op(self) -> Op:
-        """The op that made the value; for a tensor that was non-finite before the step, the first op that read it."""
-        return self.at.op
-
-    @property
-    def external(self) -> tuple[str, str] | None:
-        """Kind and name of the tensor that was non-finite before the step; None if the op made the value itself."""
-        return self.at.external
 
     @property
     def at_line(self) -> str:
@@ -161,7 +150,7 @@ class Culprit:
         if self.external is None:
             return None
         argument = next((o for o in self.replay.batch if o.argument == self.external[1]), None)
-        return argument if argument is not None and self.external[1] else self.at.external_operand
+        return argument if argument is not None and self.external[1] else self.external_operand
 
     @property
     def data(self) -> BadTensor | None:
@@ -171,7 +160,7 @@ class Culprit:
             return None
         if tensor is None or not tensor.bad:
             return delivered[0] if len(delivered) == 1 else None
-        read = as_read("the target" if self.at.of_target else field_words(self.external[1], "argument"), tensor)
+        read = as_read("the target" if self.of_target else field_words(self.external[1], "argument"), tensor)
         spoilt_later = self.external[0] == "batch" and self.replay.data_is_finite
         return delivered_tensor(delivered, read) or (None if spoilt_later else read)
 

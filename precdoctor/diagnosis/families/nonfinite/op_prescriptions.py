@@ -57,7 +57,7 @@ def prescribe(view: RunView, incident: Incident, culprit: Culprit) -> Prescripti
     remedy = _BY_CAUSE.get(culprit.cause.name or "", domains.stop_and_inspect)
     if remedy is domains.stop_and_inspect and incident.poison is not None:
         return finite_buffer(incident, incident.poison.poisoned[0])
-    if remedy is domains.stop_and_inspect and culprit.at.mask is not None:
+    if remedy is domains.stop_and_inspect and culprit.mask is not None:
         return _leave_out_masked(culprit)
     if culprit.op.in_library and culprit.external is None and culprit.cause.name in _AT_LINE:
         return change_the_call(view, incident, culprit)
