@@ -24,10 +24,11 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.snippets import group_option
 from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.families.updates.oversized_weight_updates_weights import Weight
 from precdoctor.diagnosis.survey.frames import PARAMETER, by_kind, finite, firsts, groups, parameters, rows_of
 from precdoctor.diagnosis.survey.measures import column, share, unscaling
 from precdoctor.diagnosis.survey.rows import Parameter, number, tensor_location, text
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.view import RunView
 
 #: Optimizers whose decay does not pass through the moments, whatever their options say.
 _DECOUPLED = ("AdamW", "Lion", "SGDW", "Muon")
@@ -60,28 +61,6 @@ class Decay:
         return 1.0 / self.share
 
 
-@dataclass(frozen=True)
-class Penalty:
-    """The parameter group with the strongest L2 penalty, and the name of its optimizer."""
-
-    optimizer: str
-    weight_decay: float
-
-
-@dataclass(frozen=True)
-class Sized:
-    """A weight matrix: RMS before the first and before the last examined step that recorded the weight."""
-
-    module_class: str
-    first: float
-    final: float
-
-    @property
-    def left(self) -> float:
-        """RMS at last over RMS at first."""
-        return self.final / self.first
-
-
 def strongest_decay(view: RunView) -> Decay | None:
     """Return the parameter group whose decay takes most of a weight away per step; None without a known share."""
     found = []
@@ -97,16 +76,16 @@ def strongest_decay(view: RunView) -> Decay | None:
     return max(found, key=lambda d: d.share, default=None)
 
 
-def strongest_penalty(view: RunView) -> Penalty | None:
-    """Return the strongest penalty of an optimizer that divides by the size of gradient plus penalty, else None."""
+def strongest_penalty(view: RunView) -> tuple[float, str] | None:
+    """Return the largest weight decay that an optimizer adds to a gradient whose size it divides by, and its name."""
     found = [
-        Penalty(text(o.get("name")), decay)
+        (decay, text(o.get("name")))
         for o in view.optimizers
         if (kind := text(o.get("class"))) in SCALE_FREE
         for g in o.get("groups") or ()
         if not _is_decoupled(kind, g) and (decay := number(g.get("weight_decay")))
     ]
-    return max(found, key=lambda p: p.weight_decay, default=None)
+    return max(found, key=lambda p: p[0], default=None)
 
 
 def _is_decoupled(kind: str, group: Mapping[str, Any]) -> bool:
@@ -125,7 +104,7 @@ def _factor(kind: str, group: Mapping[str, Any]) -> float:
     return 1.0 / (1.0 - momentum) if kind == "SGD" and momentum < 1.0 else 0.0
 
 
-def decay_finding(rule: Rule, view: RunView, decay: Decay, shrunk: Mapping[Parameter, Sized], limit: float) -> Finding:
+def decay_finding(rule: Rule, view: RunView, decay: Decay, shrunk: Mapping[Parameter, Weight], limit: float) -> Finding:
     """Return the finding about decay above ``limit`` per step, located at the matrix that shrank most."""
     place, worst = _worst(shrunk)
     after = 10.0 ** math.floor(math.log10(_USUAL / decay.share) + 1e-9) * decay.weight_decay
@@ -147,34 +126,34 @@ def decay_finding(rule: Rule, view: RunView, decay: Decay, shrunk: Mapping[Param
             "shrunk": [{"parameter": p, "rms": rms} for _, p, rms in _most_shrunk(shrunk)],
             "confidence_reason": "the settings are on record, and the weights shrank as the settings predict",
         },
-        prescription=Prescription(
-            title=f"weight decay {decay.weight_decay:g} -> {after:.2g}: a weight remembers {decay.steps:,.0f} -> "
-            f"{longer:,.0f} steps",
-            change={"weight_decay": {"from": decay.weight_decay, "to": after}},
-            predicted={"memory_steps": {"from": decay.steps, "to": longer}},
-            snippet=group_option("weight_decay", f"{after:.2g}"),
+        prescription=_weaker(
+            decay.weight_decay,
+            after,
+            f"a weight remembers {decay.steps:,.0f} -> {longer:,.0f} steps",
+            {"memory_steps": {"from": decay.steps, "to": longer}},
         ),
     )
 
 
 def penalty_finding(
-    rule: Rule, view: RunView, penalty: Penalty, shrunk: Mapping[Parameter, Sized], least: int, limit: float
+    rule: Rule, view: RunView, penalty: tuple[float, str], shrunk: Mapping[Parameter, Weight], least: int, limit: float
 ) -> Finding | None:
     """Return the finding about penalties of ``limit`` times the gradient; None unless ``least`` matrices have one."""
-    every = _penalty_to_gradient(view, penalty, shrunk)
+    decay, optimizer = penalty
+    every = _penalty_to_gradient(view, decay, shrunk)
     ratios = {p: r for p, r in every.items() if r[1] >= limit}
     shrunk = {p: shrunk[p] for p in ratios}
     if len(shrunk) < least:
         return None
     place, worst = _worst(shrunk)
     parameter, (first, newer) = parameter_label(place), ratios[place]
-    rate = next((s.lr for s in reversed(_timeline(view)[1]) if s.lr), None)
+    rate = next((s.lr for s in reversed(next(iter(view.timeline.values()))) if s.lr), None)
     return rule.finding(
         confidence=0.85,
         title=f"L2 regularisation outweighs the gradient of `{parameter}` {newer:,.3g} times: "
         f"it is down to {percent(worst.left)} of its initial size",
         message=(
-            f"{penalty.optimizer} adds weight decay {penalty.weight_decay:g} times the weight to the gradient and "
+            f"{optimizer} adds weight decay {decay:g} times the weight to the gradient and "
             f"divides by the size of the sum. For {plural(len(shrunk), 'weight matrix')} the penalty is {limit:g} "
             f"times the gradient or more in the median of the newer half (`{parameter}`: {first:.3g} times at first, "
             f"{newer:.3g} then). Their elements go to zero by about the learning rate"
@@ -185,7 +164,7 @@ def penalty_finding(
         evidence={
             "penalty_to_gradient": {"first": first, "newer_half": newer},
             "limit": limit,
-            "weight_decay": penalty.weight_decay,
+            "weight_decay": decay,
             "lr": rate,
             "shrunk": [
                 {"parameter": name, "rms": rms, "penalty_to_gradient": ratios[p][1]}
@@ -193,25 +172,29 @@ def penalty_finding(
             ],
             "confidence_reason": "penalty and gradient are known on the same steps, and the weights shrank accordingly",
         },
-        prescription=_weaker_penalty(penalty, max(first for first, _ in ratios.values())),
+        prescription=_weaker_penalty(decay, max(first for first, _ in ratios.values())),
     )
 
 
-def _weaker_penalty(penalty: Penalty, before: float) -> Prescription:
+def _weaker_penalty(decay: float, before: float) -> Prescription:
     """Prescribe a weight decay, smaller by a power of ten, whose penalty is small against the first gradients."""
     factor = min(0.1, 10.0 ** math.floor(math.log10(_SMALL / before) + 1e-9)) if before > 0.0 else 0.1
-    after = penalty.weight_decay * factor
+    effect = f"penalty / gradient at first {before:.2g} -> {before * factor:.1g}"
+    predicted = {"penalty_to_gradient": {"from": before, "to": before * factor}}
+    return _weaker(decay, decay * factor, effect, predicted)
+
+
+def _weaker(before: float, after: float, effect: str, predicted: Mapping[str, Any]) -> Prescription:
     return Prescription(
-        title=f"weight decay {penalty.weight_decay:g} -> {after:.2g}: penalty / gradient at first "
-        f"{before:.2g} -> {before * factor:.1g}",
-        change={"weight_decay": {"from": penalty.weight_decay, "to": after}},
-        predicted={"penalty_to_gradient": {"from": before, "to": before * factor}},
+        title=f"weight decay {before:g} -> {after:.2g}: {effect}",
+        change={"weight_decay": {"from": before, "to": after}},
+        predicted=predicted,
         snippet=group_option("weight_decay", f"{after:.2g}"),
     )
 
 
 def _penalty_to_gradient(
-    view: RunView, penalty: Penalty, weights: Mapping[Parameter, Sized]
+    view: RunView, decay: float, weights: Mapping[Parameter, Weight]
 ) -> Mapping[Parameter, tuple[float, float]]:
     """Return RMS of penalty over RMS of gradient by weight: on the first step with both, and in the newer half.
 
@@ -222,7 +205,7 @@ def _penalty_to_gradient(
     by_weight, (weight, gradient) = by_kind(
         rows, share(column(rows, "rms"), unscaling(rows)), ("weight", "weight_grad_step")
     )
-    by_weight = by_weight.assign(ratio=share(penalty.weight_decay * weight, gradient))
+    by_weight = by_weight.assign(ratio=share(decay * weight, gradient))
     by_weight = by_weight[by_weight["ratio"].notna()].sort_values(["step", "rank", "attempt"], kind="stable")
     first_and_newer = {}
     ratios, ids = column(by_weight, "ratio"), groups(by_weight, PARAMETER)
@@ -232,29 +215,24 @@ def _penalty_to_gradient(
     return {place: first_and_newer[place] for place in weights if place in first_and_newer}
 
 
-def _worst(shrunk: Mapping[Parameter, Sized]) -> tuple[Parameter, Sized]:
+def _worst(shrunk: Mapping[Parameter, Weight]) -> tuple[Parameter, Weight]:
     """Return the matrix that shrank most."""
     return min(shrunk.items(), key=lambda item: (item[1].left, item[0]))
 
 
-def _shrunk_words(place: Parameter, worst: Sized, shrunk: Mapping[Parameter, Sized]) -> str:
+def _shrunk_words(place: Parameter, worst: Weight, shrunk: Mapping[Parameter, Weight]) -> str:
     return (
         f"{plural(len(shrunk), 'weight matrix')} shrank to a half or less; `{parameter_label(place)}` from RMS "
         f"{worst.first:.2g} to {worst.final:.2g}."
     )
 
 
-def _most_shrunk(shrunk: Mapping[Parameter, Sized]) -> list[tuple[Parameter, str, dict[str, float]]]:
+def _most_shrunk(shrunk: Mapping[Parameter, Weight]) -> list[tuple[Parameter, str, dict[str, float]]]:
     """Return parameter, name, first and last RMS of the 16 matrices that shrank most."""
     ordered = sorted(shrunk.items(), key=lambda item: item[1].left)[:16]
     return [(p, parameter_label(p), {"first": s.first, "last": s.final}) for p, s in ordered]
 
 
-def _timeline(view: RunView) -> tuple[Process, Any]:
-    """Return the first process and its steps."""
-    return next(iter(view.timeline.items()))
-
-
-def _location(view: RunView, place: Parameter, worst: Sized) -> Location:
-    process, steps = _timeline(view)
+def _location(view: RunView, place: Parameter, worst: Weight) -> Location:
+    process, steps = next(iter(view.timeline.items()))
     return tensor_location(place, worst.module_class, "weight", Phase.OPTIMIZER, process, steps[-1].step)

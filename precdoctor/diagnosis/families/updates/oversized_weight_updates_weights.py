@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from precdoctor.diagnosis.analyses.histories import newer_half, watched_steps
-from precdoctor.diagnosis.families.updates.oversized_weight_updates_decay import Sized
 from precdoctor.diagnosis.survey.frames import AT, PARAMETER, Ints, by_kind, finite, firsts, groups, parameters, rows_of
 from precdoctor.diagnosis.survey.measures import Floats, column
 from precdoctor.diagnosis.survey.rows import Parameter, text
@@ -21,10 +20,11 @@ _WANDERS = 1.5
 
 
 @dataclass(frozen=True)
-class Weight(Sized):
+class Weight:
     """A weight matrix and its updates.
 
     Attributes:
+        first, final: RMS before the first and before the last examined step that recorded the weight.
         ratios: RMS of each update over that of the weight (over ``base``, for the first steps), by step.
         rows: rank, attempt and step of each ratio, shape ``(ratios, 3)``.
         since: the first examined step that recorded the weight.
@@ -32,12 +32,20 @@ class Weight(Sized):
         from_nothing: whether it was initialised to nothing, so that ``base`` is the usual size.
     """
 
+    module_class: str
+    first: float
+    final: float
     fan_in: float
     ratios: Floats
     rows: Ints
     since: int
     base: float
     from_nothing: bool
+
+    @property
+    def left(self) -> float:
+        """RMS at last over RMS at first."""
+        return self.final / self.first
 
     @property
     def ratio(self) -> float:
