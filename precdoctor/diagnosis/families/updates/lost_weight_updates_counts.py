@@ -190,8 +190,8 @@ class Moves:
     If nothing moved, ``steps`` counts all examined steps.
     """
 
-    #: True if they prove that rounding has no bias: stochastic, compensated, or from wider weights kept elsewhere. False
-    #: if they prove that it is to nearest; else None.
+    #: True if they prove that rounding has no bias: stochastic, compensated, or from wider weights kept elsewhere.
+    #: False if they prove that it is to nearest; else None.
     unbiased: bool | None
     expected: float = 0.0
     seen: int = 0

@@ -1,9 +1,14 @@
-"""PD510, weights that an optimizer holds and that never get a gradient from it, while other weights are trained.
+"""PD510, weights that get no gradient from an optimizer, while other weights are trained.
 
-A weight that is in the optimizer need not be meant for training: a frozen encoder often stays there. What says that it
-is meant: an optimizer or a parameter group of its own, or neighbours that were frozen one by one (adapters). Without
-such a sign, weights whose gradients are made and then removed are worth a note: some training recipes freeze a layer
-like that, and surgery on gradients that writes back too few looks the same.
+An optimizer holds them and never gets a gradient of them. Such a weight need not be meant for training: a frozen
+encoder often stays in the optimizer. What says that it is meant: an optimizer or a parameter group of its own, or
+neighbours that were frozen one by one (adapters). Without such a sign, weights whose gradients are made and then
+removed are worth a note: some training recipes freeze a layer like that, and surgery on gradients that writes back too
+few looks the same.
+
+Or no optimizer holds them. They were replaced after the optimizer was made: it holds tensors of no model, while the
+model's own weights are held by none (a new head, ``load_state_dict`` with ``assign=True``, a layer that was rebuilt or
+parametrized). Or they were frozen then, so that the optimizer did not get them, and were unfrozen later.
 """
 
 from __future__ import annotations
@@ -12,15 +17,33 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from precdoctor.diagnosis.analyses.parameters import module_of_only, modules_around, recorded_parameters
-from precdoctor.diagnosis.claims.finding import Finding
+from precdoctor.diagnosis.analyses.parameters import (
+    module_of_only,
+    modules_around,
+    parameter_label,
+    recorded_parameters,
+)
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.rule import Options, Rule
+from precdoctor.diagnosis.claims.words import named, plural
 from precdoctor.diagnosis.survey.frames import AT, firsts, groups, parameters
-from precdoctor.diagnosis.survey.rows import Parameter, grouped, text
+from precdoctor.diagnosis.survey.rows import Parameter, grouped, tensor_location, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
+
+_SNIPPET = """model = build()  # replace layers, load, convert and wrap first
+optimizer = torch.optim.AdamW(model.parameters())  # then
+"""
+_Shape = tuple[int, ...]
+
+
+# -- held --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -134,12 +157,6 @@ def _silent(view: RunView, process: Process, weights: set[Parameter], min_steps:
     return found
 
 
-def same_weights(cause: Finding, effect: Finding) -> bool:
-    """Return whether both findings list a weight in common."""
-    causes, effects = (f.evidence.get("weights") for f in (cause, effect))
-    return isinstance(causes, list) and isinstance(effects, list) and not set(causes).isdisjoint(effects)
-
-
 def _held(view: RunView, process: Process) -> list[_Held]:
     found = []
     for place, p in recorded_parameters(view, process):
@@ -227,3 +244,156 @@ def _chosen(own: Sequence[_Held], held: Sequence[_Held], silent: Mapping[Paramet
             if known and (followed or all(silent[p] for p in places)):
                 return tuple(places)
     return ()
+
+
+# -- not held ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Unheld:
+    """Weights of one process that no optimizer holds.
+
+    Attributes:
+        optimizer: the one whose unused parameters are their counterparts; empty if they were frozen at first.
+        same: whether the counterparts have the same shapes; else they differ in one dimension.
+    """
+
+    weights: frozenset[Parameter]
+    optimizer: str = ""
+    same: bool = True
+
+
+def replaced_weights(view: RunView, process: Process) -> Unheld:
+    """Return the weights that no optimizer holds and that the unused parameters of one are counterparts of.
+
+    If no counterparts have the same shape, weights are taken whose shape differs from that of a counterpart in one
+    dimension (a head for another number of classes). No weights are returned if the process has none such, or the log
+    is too old to tell.
+    """
+    free: dict[_Shape, list[Parameter]] = grouped(
+        (tuple(p["shape"]), place)
+        for place, p in recorded_parameters(view, process)
+        if p.get("requires_grad") and p.get("group") is None and p.get("shape") is not None
+    )
+    optimizers = view.facts(process).get("optimizers") or ()
+    unused = {
+        text(o.get("name")): Counter(shape for g in o.get("groups") or () for shape in _unused_shapes(g))
+        for o in optimizers
+    }
+    for name, shapes in unused.items():
+        found = frozenset(p for shape, n in shapes.items() if len(own := free.get(shape, ())) <= n for p in own)
+        if found:
+            return Unheld(found, name)
+    for name, shapes in unused.items():
+        if resized := _resized(free, list(shapes.elements())):
+            return Unheld(resized, name, same=False)
+    return Unheld(frozenset())
+
+
+def unfrozen_weights(view: RunView, process: Process, rows: pd.DataFrame) -> Unheld:
+    """Return the weights that were frozen at first, and that no optimizer was given by ``rows``, as in `untrained`."""
+    given = set(parameters(rows[rows["kind"].isin(["weight_grad_step", "update"])]))
+    known = recorded_parameters(view, process) if given else ()
+    frozen = {place for place, p in known if p.get("requires_grad") is False and p.get("group") is None}
+    return Unheld(frozenset(frozen - given))
+
+
+def _resized(free: Mapping[_Shape, Sequence[Parameter]], unused: list[_Shape]) -> frozenset[Parameter]:
+    """Return the weights of modules all of whose ``free`` weights differ in at most one dimension from ``unused`` ones.
+
+    Each unused parameter is the counterpart of one weight, and one weight of a module at least is no vector.
+    """
+    modules = grouped((place[:2], (shape, place)) for shape, places in free.items() for place in places)
+    found: set[Parameter] = set()
+    for weights in modules.values():
+        left, matched = list(unused), 0
+        for shape, _ in weights:
+            if (counterpart := next((u for u in left if _alike(shape, u)), None)) is not None:
+                left.remove(counterpart)
+                matched += 1
+        if matched == len(weights) and any(len(shape) > 1 for shape, _ in weights):
+            found |= {place for _, place in weights}
+    return frozenset(found if len(found) <= len(unused) else ())
+
+
+def _alike(shape: _Shape, other: _Shape) -> bool:
+    return len(shape) == len(other) and sum(a != b for a, b in zip(shape, other, strict=True)) <= 1
+
+
+def _unused_shapes(group: Mapping[str, Any]) -> list[_Shape]:
+    shapes = group.get("unused")
+    lists = shapes if isinstance(shapes, list) else []
+    return [tuple(shape) for shape in lists if isinstance(shape, list) and all(type(n) is int for n in shape)]
+
+
+def unheld_finding(
+    rule: Rule, process: Process, unheld: Unheld, gradients: pd.DataFrame, options: Options
+) -> Finding | None:
+    """Return the finding about weights that no optimizer holds; None unless they get gradients on enough sampled steps.
+
+    Args:
+        gradients: one row per step and weight whose gradient, after the backward pass, is not all zeros, and that no
+            optimizer was given.
+    """
+    rows = gradients[(gradients["rank"] == process.rank) & (gradients["attempt"] == process.attempt)]
+    rows = rows.loc[np.array([place in unheld.weights for place in parameters(rows)], dtype=bool)]  # may be empty
+    steps = sorted(set(rows["step"].tolist()))
+    if len(steps) < options["min_steps"]:
+        return None
+    weights = sorted(set(parameters(rows.iloc[firsts(groups(rows, IDENTITY))])))
+    labels, count, optimizer = [parameter_label(p) for p in weights], len(weights), unheld.optimizer
+    root, module = weights[0][0], _common_module(weights)
+    title = f"no optimizer holds {plural(count, 'weight')} of `{module or root}`"
+    seen = f"got non-zero gradients on {plural(len(steps), 'sampled step')} (limit {options['min_steps']:g}), and no"
+    predicted = {"weights_in_no_optimizer": {"from": count, "to": 0}}
+    if optimizer:
+        shapes = "of the same shapes" if unheld.same else "whose shapes differ in one dimension"
+        title += f", and `{optimizer}` holds as many that no model has, {shapes}"
+        message = (
+            f"{named(labels)} {seen} optimizer holds them. `{optimizer}` holds {count:,} others {shapes}; they belong "
+            "to no model and had no gradient at its first step. Most likely the parameters were replaced after the "
+            "optimizer was made; those in the model stay as they are."
+        )
+        reason = "parameters were compared by identity when the log of the process was written"
+        prescription = Prescription(
+            title=f"make the optimizer after the model has its final parameters: weights in no optimizer {count} -> 0",
+            change={"order": {"from": "optimizer, then model", "to": "model, then optimizer"}},
+            predicted=predicted,
+            snippet=_SNIPPET,
+        )
+    else:
+        title += f", unfrozen by step {steps[0]:,}"
+        message = (
+            f"{named(labels)} required no gradient at first. From step {steps[0]:,} on they {seen} optimizer was given "
+            "them: unless the script moves these weights itself, they stay as they were. Most likely the optimizer was "
+            "made of the weights that were not frozen then."
+        )
+        reason = "the gradients were recorded, and what each optimizer was given"
+        prescription = Prescription(
+            title=f"give the weights to the optimizer as they are unfrozen: weights in no optimizer {count} -> 0",
+            change={"parameter_group": {"from": None, "to": module or root}},
+            predicted=predicted,
+            snippet="optimizer.add_param_group({'params': part.parameters(), 'lr': 1e-4})  # as it is unfrozen\n",
+        )
+    return rule.finding(
+        severity=None if optimizer else Severity.WARNING,
+        confidence=0.95 if optimizer and unheld.same else 0.9,
+        title=title,
+        message=message,
+        location=tensor_location((root, module), "", "weight_grad", Phase.OPTIMIZER, process, steps[0]),
+        evidence={
+            "weights": labels[:16],
+            **({"optimizer": optimizer} if optimizer else {}),
+            "steps": len(steps),
+            "limit": options["min_steps"],
+            "confidence_reason": reason,
+        },
+        prescription=prescription,
+    )
+
+
+def _common_module(weights: Sequence[Parameter]) -> str:
+    """Return the innermost module that holds all of these weights of one model; empty for the model itself."""
+    names = [module.split(".") for root, module, _ in weights if root == weights[0][0]]
+    shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*names, strict=False))
+    return ".".join(parts[0] for parts in shared)
