@@ -197,17 +197,14 @@ def _turning_point(replay: Replay, after: int) -> Op | None:
 
 def _first_nan(replay: Replay, after: int) -> Op | None:
     """The first op after index ``after`` that made a NaN of infinities; None if none did."""
-    return next((op for i in replay.path if i > after and _has_new_nan(op := replay.ops[i])), None)
+    later = (replay.ops[i] for i in replay.path if i > after)
+    made = (op for op in later if op.bad_out & NAN and any(op.bad_in))
+    return next((op for op in made if not any(bad & NAN for bad in op.bad_in)), None)
 
 
 def _is_worse_than_mask(op: Op) -> bool:
     """Whether a result of the op holds NaN or +Inf, so that it is no mask."""
     return bool(op.bad_out & (NAN | POS_INF))
-
-
-def _has_new_nan(op: Op) -> bool:
-    """Whether the op made NaN of infinities, and read no NaN."""
-    return bool(op.bad_out & NAN) and any(op.bad_in) and not any(bad & NAN for bad in op.bad_in)
 
 
 def _harmed_by_mask(op: Op) -> bool:

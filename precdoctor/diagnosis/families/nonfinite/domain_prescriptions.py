@@ -31,6 +31,8 @@ _TINY = 1e-12
 _NARROW_EPS = 1e-3
 #: Distance from the end of a domain that survives one rounding in FP32.
 _EDGE_MARGIN = 1e-6
+#: The snippet for a mask with a finite number.
+FINITE_MASK = "scores = scores.masked_fill(~mask, -1e4)  # finite in FP16, BF16 and FP32; exp of it is 0\n"
 #: What a snippet for an ``exp`` begins with if the log holds only the result.
 _OF_UNKNOWN = """import torch
 
@@ -58,7 +60,7 @@ def stop_and_inspect(_view: RunView, incident: Incident, culprit: Culprit) -> Pr
     )
 
 
-def clamp_log(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
+def clamp_log(culprit: Culprit) -> Prescription:
     """Clamp the operand of a logarithm at the smallest normal FP32 number."""
     operand, smallest = culprit.op.first_operand, FP32.min_normal
     dtype = operand.dtype if operand is not None else ""
@@ -217,8 +219,7 @@ def norm_as_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Presc
 
 def _clamp_off_edge(culprit: Culprit) -> Prescription:
     """Clamp the operand to the inside of the domain, where the derivative is finite."""
-    made = culprit.forward_op
-    name = made.short if made is not None else (culprit.op.node or culprit.op.short).partition("Backward")[0].lower()
+    name = culprit.function_name
     clamp = _limits(name)
     limits, where = _limit_words(clamp)
     return Prescription(
@@ -246,9 +247,10 @@ def into_domain(view: RunView, incident: Incident, culprit: Culprit) -> Prescrip
     """Clamp the operand to the function's domain: rounding alone can push it past the end."""
     name, operand = culprit.op.short, culprit.op.first_operand
     power = culprit.op.settings.get("exponent") if name == "pow" else None
-    if operand is None or not (name in _DOMAINS or isinstance(power, (int, float))):
+    is_root = name in {"sqrt", "rsqrt"}
+    if operand is None or not (name in _DOMAINS or is_root or isinstance(power, (int, float))):
         return stop_and_inspect(view, incident, culprit)
-    clamp = {"min": _TINY} if name == "pow" else _limits(name)
+    clamp = {"min": _TINY} if is_root or name == "pow" else _limits(name)
     limits, where = _limit_words(clamp)
     call = f"pow({power})" if name == "pow" else f"{name}()"
     return Prescription(
@@ -290,7 +292,7 @@ def constant_that_fits(constant: float, culprit: Culprit) -> Prescription:
         "it fits into every format, and exp(-1e4) is 0",
         change={"constant": {"from": constant, "to": math.copysign(1e4, constant)}},
         predicted=culprit.predicted_effect,
-        snippet="scores = scores.masked_fill(~mask, -1e4)  # finite in FP16, BF16 and FP32\n",
+        snippet=FINITE_MASK,
     )
 
 
@@ -337,25 +339,18 @@ def _guard_divisor(culprit: Culprit) -> Prescription:
     )
 
 
-def clamp_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
+def clamp_root(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     """Clamp the operand of a root, or compute a variance without the difference of squares that made it negative."""
+    if SQUARES not in culprit.cause.why:
+        return into_domain(view, incident, culprit)
     operand = culprit.op.first_operand
-    lowest = operand.min if operand is not None else None
-    if SQUARES in culprit.cause.why:
-        narrow = operand is not None and is_narrow(operand.dtype)
-        return Prescription(
-            title=f"take the mean of squared differences{', in FP32,' if narrow else ''} as the variance"
-            + culprit.at_line,
-            change={"variance": {"from": "E[x^2] - E[x]^2", "to": "E[(x - E[x])^2]"}},
-            predicted={"smallest_operand": {"from": lowest, "to": 0.0}, "nan": {"from": culprit.bad_elements, "to": 0}},
-            snippet=("x = x.float()  # outside autocast; a difference of squares cancels\n" if narrow else "")
-            + "variance = (x - x.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)\n",
-        )
+    narrow = operand is not None and is_narrow(operand.dtype)
     return Prescription(
-        title=f"clamp the operand of {culprit.op.short} to where it is defined{culprit.at_line}",
-        change={"clamp": culprit.op.short},
-        predicted={"smallest_operand": {"from": lowest, "to": 1e-12}, "nan": {"from": culprit.bad_elements, "to": 0}},
-        snippet="y = x.clamp_min(1e-12).sqrt()  # rounding alone can push a sum of squares below 0\n",
+        title=f"take the mean of squared differences{', in FP32,' if narrow else ''} as the variance{culprit.at_line}",
+        change={"variance": {"from": "E[x^2] - E[x]^2", "to": "E[(x - E[x])^2]"}},
+        predicted=culprit.predicted_effect,
+        snippet=("x = x.float()  # outside autocast; a difference of squares cancels\n" if narrow else "")
+        + "variance = (x - x.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)\n",
     )
 
 
@@ -371,7 +366,7 @@ def guard_quotient(_view: RunView, _incident: Incident, culprit: Culprit) -> Pre
     return _guard_divisor(culprit)
 
 
-def away_from_pole(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
+def away_from_pole(culprit: Culprit) -> Prescription:
     """Move the operand away from the point where its derivative is infinite: 0, or the edge of a domain."""
     quotient = (culprit.op.node or "").startswith(("Div", "Reciprocal"))
     return _guard_divisor(culprit) if quotient else _clamp_off_edge(culprit)

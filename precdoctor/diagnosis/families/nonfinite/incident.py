@@ -115,11 +115,6 @@ class Culprit(CulpritOp):
         return bool(self.made_at) and self.external == ("constant", "")
 
     @property
-    def between_roots(self) -> bool:
-        """Whether code between two top-level modules made the value, from the output of the first one."""
-        return self.external is not None and self.external[0] == "argument"
-
-    @property
     def certainty(self) -> float:
         """Confidence of the cause; for a forward or backward pass less 0.1 if its replay was not bit for bit, and less
         0.1 if the line was read from the source.
@@ -138,6 +133,17 @@ class Culprit(CulpritOp):
     def forward_op(self) -> Op | None:
         """The forward op whose derivative the op computes; None for a forward op, or if the log lacks it."""
         return self.replay.ops.get(self.op.forward) if self.op.forward is not None else None
+
+    @property
+    def function(self) -> Op | None:
+        """The forward op that the op is, or whose derivative it computes; None if the log lacks it."""
+        return self.forward_op if self.op.phase == "backward" else self.op
+
+    @property
+    def function_name(self) -> str:
+        """Short name of :attr:`function`: ``log`` for ``log`` and for ``LogBackward0``."""
+        made = self.function
+        return made.short if made is not None else (self.op.node or self.op.short).partition("Backward")[0].lower()
 
     @property
     def predicted_effect(self) -> dict[str, Any]:

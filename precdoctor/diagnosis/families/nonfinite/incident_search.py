@@ -110,8 +110,6 @@ def _with_outcome(
         recovered=skipped and followed,
         skipped_by="script" if given_up else _skipped_by(view, [f for f in facts if f is not None]),
         passed=followed or len(episode) == 1,
-        ranks=(incident.process.rank,),
-        occurrences=(incident.step,),
     )
 
 
@@ -125,13 +123,10 @@ def _with_evaluation(incident: Incident, replay: Replay, order: Sequence[int]) -
     return replace(
         incident,
         last_finite=max((s for s in order if s < incident.step), default=None) if spoilt else incident.step,
-        last_step=incident.step,
         recovered=not spoilt,
         skipped_by="evaluation",
         bad_samples=replay.bad_samples,
         passed=True,
-        ranks=(incident.process.rank,),
-        occurrences=(incident.step,),
     )
 
 
@@ -189,8 +184,10 @@ class _Step:
 
     def incident(self, phase: Phase, cause: Cause, origin: Origin | None = None, **more: Any) -> Incident:
         """The incident that begins here, reported by the rule for its phase."""
-        code = _CODE_OF_PHASE.get(phase, "PD105")
-        return Incident(code, self.process, self.number, phase, origin, cause, **more)
+        code, step, ranks = _CODE_OF_PHASE.get(phase, "PD105"), self.number, (self.process.rank,)
+        return Incident(
+            code, self.process, step, phase, origin, cause, last_step=step, ranks=ranks, occurrences=(step,), **more
+        )
 
 
 def _find_incident(at: _Step) -> Incident | None:
@@ -211,7 +208,8 @@ def _find_incident(at: _Step) -> Incident | None:
         base = replace(base, how="")  # the forward pass of this step made the weight non-finite
     if base is not None and base.how == "between" and not in_optimizer:
         return base
-    if culprit.between_roots and base is not None and base.origin is not None:
+    between_roots = culprit.external is not None and culprit.external[0] == "argument"
+    if between_roots and base is not None and base.origin is not None:
         return base  # code that no replay reaches made the value: the tensors on both sides of that code say more
     code = _CODE_OF_PHASE.get(culprit.phase, "PD105")
     if base is None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from precdoctor.diagnosis.analyses.op_facts import BadSetting
-from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import there_are
 from precdoctor.diagnosis.families.nonfinite.incident import LEAD_TO_NONFINITE, Incident, Report
 from precdoctor.diagnosis.families.nonfinite.incident_report import check_incidents, confidence_options
-from precdoctor.diagnosis.families.nonfinite.op_prescriptions import finite_setting, weights_in_float32
+from precdoctor.diagnosis.families.nonfinite.op_prescriptions import finite_setting, lower_rate, weights_in_float32
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32
@@ -104,13 +103,7 @@ def _prescribe(view: RunView, incident: Incident) -> Prescription:
         reason = f"{fmt.name}'s smallest number is {fmt.min_subnormal:.3g}"
         return weights_in_float32(view, fmt, reason, predicted)
     if incident.how == "optimizer":
-        lr = facts.lr if facts is not None and facts.lr else None
-        return Prescription(
-            title=f"lower the learning rate{f' from {lr:.3g} to {lr / 10:.3g}' if lr else ''} and clip the gradient",
-            change={"lr": {"from": lr, "to": lr / 10 if lr else None}},
-            predicted={"update_binades": -3.3},
-            snippet=snippets.lower_rate_and_clip(),
-        )
+        return lower_rate(view, incident)
     count = row.non_finite if row is not None else None
     now = f" ({there_are(count, 'element')} non-finite now)" if count else ""
     if incident.how == "start":
