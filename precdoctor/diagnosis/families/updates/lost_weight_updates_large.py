@@ -14,7 +14,7 @@ import numpy as np
 from precdoctor.diagnosis.analyses.parameters import states_per_parameter
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Rule
-from precdoctor.diagnosis.claims.words import memory, percent, plural
+from precdoctor.diagnosis.claims.words import and_more, memory, percent, plural
 from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import (
     Counts,
     is_update_guessed,
@@ -73,7 +73,7 @@ def still_finding(rule: Rule, view: RunView, still: list[Counts], limit: float) 
     """Return one finding about all ``still`` weights, located at the largest."""
     worst = max(still, key=lambda c: (c.numel, c.share))
     norms = [s.clip_norm for s in view.timeline.get(worst.last[0], ()) if s.clip_norm]
-    more = f" (and {plural(len(still) - 1, 'more weight')})" if len(still) > 1 else ""
+    more = and_more(len(still), "weight")
     relative = worst.relative
     binade = relative.lo + int(np.searchsorted(np.cumsum(relative.counts), relative.total / 2))
     rates = worst.rate_words(view)
@@ -121,7 +121,7 @@ def lose_updates(parameter: Counts, limit: float, least_steps: float) -> bool:
 def large_finding(rule: Rule, view: RunView, stuck: list[tuple[Counts, float]], limit: float) -> Finding:
     """Return one finding about all ``stuck`` weights, located at the one that loses most."""
     worst, ulp = max(stuck, key=lambda both: (both[0].share, both[0].lost))
-    more = f" (and {plural(len(stuck) - 1, 'more parameter')})" if len(stuck) > 1 else ""
+    more = and_more(len(stuck), "parameter")
     exact = not is_update_guessed(view)
     return rule.finding(
         severity=Severity.WARNING,
