@@ -280,7 +280,6 @@ def _external_cause(op: Op, external: tuple[str, str], *, of_target: bool, live:
 
 
 def _mask_cause(op: Op) -> Cause:
-    """The cause if the op turned an intended infinity into NaN or +Inf."""
     if op.short in SOFTMAXES or "attention" in op.short:
         return Cause("softmax-fully-masked", 0.95, "a row of its input holds nothing but -inf")
     if op.short in {"mul", "mm", "bmm", "addmm", "baddbmm"}:

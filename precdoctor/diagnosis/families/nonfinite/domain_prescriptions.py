@@ -128,7 +128,6 @@ def clamp_exponent(view: RunView, incident: Incident, culprit: Culprit) -> Presc
 
 
 def _clamp_both_sides(culprit: Culprit, largest: int, operand: Operand) -> Prescription:
-    """Clamp the operand of ``sinh`` or ``cosh`` on both sides."""
     name = culprit.op.short
     return Prescription(
         title=f"clamp the operand of {name} to -{largest} .. {largest}{culprit.at_line}; "
@@ -160,7 +159,6 @@ def bound_operand(culprit: Culprit) -> Prescription | None:
 
 
 def _clamp_power(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
-    """Clamp the exponent of a power so that the largest base stays in range."""
     exponent, base = culprit.op.operand("exponent"), culprit.op.operand("self")
     reach = base.amax if base is not None else real(culprit.op.settings.get("self"))
     fmt = culprit.op.result_format

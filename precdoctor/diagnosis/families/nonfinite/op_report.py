@@ -111,7 +111,6 @@ def _title(view: RunView, incident: Incident, culprit: Culprit) -> str:
 
 
 def _report_optimizer_step(view: RunView, incident: Incident, culprit: Culprit) -> Report:
-    """The report if an optimizer step made a weight or optimizer state non-finite."""
     op = culprit.op
     name = f"`{dotted(op.module or '', op.parameter)}`"
     what = f"state `{op.state}` of {name}" if op.state else name

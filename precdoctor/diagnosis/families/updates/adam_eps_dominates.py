@@ -281,7 +281,6 @@ def _prescribe(
 
 
 def _holds_still(cause: Finding, effect: Finding) -> bool:
-    """Return whether the weights that take up no update are those whose gradient eps swallows."""
     swallowed = {w["parameter"] for w in cause.evidence.get("weights", ())}
     still = {t["parameter"] for t in effect.evidence.get("tensors", ())}
     return bool(effect.evidence.get("is_negligible")) and bool(swallowed & still)

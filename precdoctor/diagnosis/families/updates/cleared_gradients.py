@@ -251,7 +251,6 @@ def _finding(starved: pd.DataFrame, of: int, only: str, options: Options) -> Fin
 
 
 def _held_finding(held: Untrained, options: Options) -> Finding:
-    """Return the finding about weights that an optimizer holds and never moves."""
     labels, count = [parameter_label(p) for p in held.weights], len(held.weights)
     likely = f"They are meant for training: {held.meant}. Most likely" if held.meant else "Unless that is on purpose,"
     if held.made:
@@ -296,7 +295,6 @@ def _held_finding(held: Untrained, options: Options) -> Finding:
 
 
 def _dropped_finding(view: RunView, group: Group) -> Finding:
-    """Return the finding about gradients of one micro-step that were gone before those of the next one were added."""
     fact = group.worst
     most = max((s.micro_steps for steps in view.timeline.values() for s in steps if s.step in group.steps), default=2)
     reason = "no op had read them, and they were gone as the next backward pass began"

@@ -216,7 +216,6 @@ def _penalty_to_gradient(
 
 
 def _worst(shrunk: Mapping[Parameter, Weight]) -> tuple[Parameter, Weight]:
-    """Return the matrix that shrank most."""
     return min(shrunk.items(), key=lambda item: (item[1].left, item[0]))
 
 
@@ -228,7 +227,6 @@ def _shrunk_words(place: Parameter, worst: Weight, shrunk: Mapping[Parameter, We
 
 
 def _most_shrunk(shrunk: Mapping[Parameter, Weight]) -> list[tuple[Parameter, str, dict[str, float]]]:
-    """Return parameter, name, first and last RMS of the 16 matrices that shrank most."""
     ordered = sorted(shrunk.items(), key=lambda item: item[1].left)[:16]
     return [(p, parameter_label(p), {"first": s.first, "last": s.final}) for p, s in ordered]
 

@@ -200,7 +200,6 @@ def _finding(
 
 
 def _subnormal_share(row: TensorRow) -> float:
-    """Return the subnormal share of the non-zero elements."""
     return row.subnormal / max(1, row.histogram.total)
 
 
@@ -234,7 +233,6 @@ def _quantised_words(view: RunView, stored: str, added: float) -> str:
 
 
 def _optimizer_name(view: RunView) -> str:
-    """Return the class of the first optimizer, for messages."""
     return next((text(o.get("class")) for o in view.optimizers if text(o.get("class"))), "the optimizer")
 
 
