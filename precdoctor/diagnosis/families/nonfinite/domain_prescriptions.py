@@ -17,7 +17,7 @@ from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import SQUARES, T
 from precdoctor.diagnosis.families.nonfinite.incident import Culprit, Incident
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
-from precdoctor.numerics.formats import FP32
+from precdoctor.numerics.formats import FP32, Format
 
 #: Lower and upper end of a function's domain; functions that are missing here are defined from 0 on.
 _DOMAINS: dict[str, tuple[float, float | None]] = {
@@ -60,13 +60,14 @@ def stop_and_inspect(_view: RunView, incident: Incident, culprit: Culprit) -> Pr
     )
 
 
-def clamp_log(culprit: Culprit) -> Prescription:
-    """Clamp the operand of a logarithm at the smallest normal FP32 number."""
-    operand, smallest = culprit.op.first_operand, FP32.min_normal
-    dtype = operand.dtype if operand is not None else ""
-    at_most_zero = operand.zero + operand.negative if operand is not None else None
+def clamp_log(dtype: str, at_most_zero: int | None, line: str = "") -> Prescription:
+    """Clamp the operand of a logarithm at the smallest normal FP32 number.
+
+    For a smaller p the gradient of log, 1 / p, leaves FP32's range. ``at_most_zero``: how many elements are 0 or less.
+    """
+    smallest = FP32.min_normal
     return Prescription(
-        title=f"clamp the operand of log at {smallest:.3g}{culprit.at_line}, or work with log-probabilities throughout",
+        title=f"clamp the operand of log at {smallest:.3g}{line}, or work with log-probabilities throughout",
         change={"clamp_min": smallest},
         predicted={
             "values_at_or_below_zero": {"from": at_most_zero, "to": 0},
@@ -114,15 +115,20 @@ def clamp_exponent(view: RunView, incident: Incident, culprit: Culprit) -> Presc
     fmt = known_format(operand.dtype) if operand is not None else culprit.op.result_format
     if fmt is None or (culprit.op.short != "exp" if operand is None else operand.max is None):
         return stop_and_inspect(view, incident, culprit)
-    largest = math.floor(math.log(fmt.max))
     if operand is not None and culprit.op.short in TWO_SIDED:
-        return _clamp_both_sides(culprit, largest, operand)
-    exponent = {"largest_exponent": {"from": operand.max, "to": largest}} if operand is not None else {}
+        return _clamp_both_sides(culprit, math.floor(math.log(fmt.max)), operand)
+    return clamp_exp(fmt, operand.max if operand is not None else None, culprit.bad_elements, culprit.at_line)
+
+
+def clamp_exp(fmt: Format, reach: float | None, inf: int, line: str = "") -> Prescription:
+    """Clamp the operand of ``exp``, which reaches ``reach`` (None if unknown) and gives ``inf`` infinities."""
+    largest = math.floor(math.log(fmt.max))
+    exponent = {"largest_exponent": {"from": reach, "to": largest}} if reach is not None else {}
     return Prescription(
-        title=f"clamp the operand of exp at {largest}{culprit.at_line}, or subtract the maximum first (logsumexp)",
+        title=f"clamp the operand of exp at {largest}{line}, or subtract the maximum first (logsumexp)",
         change={"clamp_max": largest},
-        predicted={**exponent, "inf": {"from": culprit.bad_elements, "to": 0}},
-        snippet=f"{_OF_UNKNOWN if operand is None else ''}"
+        predicted={**exponent, "inf": {"from": inf, "to": 0}},
+        snippet=f"{_OF_UNKNOWN if reach is None else ''}"
         f"y = x.clamp(max={largest}).exp()  # exp({largest}) is finite in {fmt.name}\n",
     )
 

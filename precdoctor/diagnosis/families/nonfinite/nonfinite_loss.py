@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
 from precdoctor.diagnosis.advice.narrow_formats import computes_narrow, widened
 from precdoctor.diagnosis.claims.finding import Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, makes_it_fall, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
-from precdoctor.diagnosis.claims.words import plural, there_are
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.families.nonfinite.domain_prescriptions import clamp_log
 from precdoctor.diagnosis.families.nonfinite.incident import LEAD_TO_NONFINITE, Incident, Report
 from precdoctor.diagnosis.families.nonfinite.incident_report import check_incidents, confidence_options
 from precdoctor.diagnosis.survey.view import RunView
-from precdoctor.numerics.formats import FP32
 
 PAGE = RulePage(
     finds="""
@@ -74,16 +72,7 @@ def _report(view: RunView, incident: Incident) -> Report:
 def _prescribe(view: RunView, incident: Incident) -> Prescription:
     after = incident.preceding
     if incident.cause.name == "log-of-nonpositive" and after is not None:
-        smallest = FP32.min_normal  # for a smaller p the gradient of log, 1 / p, leaves FP32's range
-        return Prescription(
-            title=f"clamp the operand of log at {smallest:.3g}: {there_are(after.zero, 'element')} exactly 0",
-            change={"clamp_min": {"from": 0.0, "to": smallest}},
-            predicted={"zeros_into_log": {"from": after.zero, "to": 0}, "smallest_log": round(math.log(smallest), 1)},
-            snippet=(
-                f"import torch\n\nlog_p = {widened('p', after.dtype)}.clamp_min(torch.finfo(torch.float32).tiny).log()"
-                "  # or cross_entropy on the logits\n"
-            ),
-        )
+        return clamp_log(after.dtype, after.zero)
     if incident.cause.name == "exp-overflow" and after is not None:
         return Prescription(
             title=f"use logsumexp / log_softmax: exp of {after.amax:.4g} overflows",

@@ -167,6 +167,15 @@ def lower_rate(view: RunView, incident: Incident) -> Prescription:
     )
 
 
+def _mend_log(view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
+    if (better := domains.log_target(view, culprit) or log_of_logits(culprit)) is not None:
+        return better
+    operand = culprit.op.first_operand
+    if operand is None:
+        return domains.clamp_log("", None, culprit.at_line)
+    return domains.clamp_log(operand.dtype, operand.zero + operand.negative, culprit.at_line)
+
+
 def _mend_mask(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
     """Mask with a finite number, or leave out what is masked before the op that makes something worse of ``-inf``."""
     op, mask = culprit.op, "use -1e4 in place of -inf in the mask"
@@ -346,9 +355,7 @@ def change_the_call(view: RunView, incident: Incident, culprit: Culprit) -> Pres
 _Remedy = Callable[[RunView, Incident, Culprit], Prescription]
 #: Remedies that edit the op's line, by cause; in the code of an installed package that is none.
 _AT_LINE: dict[str, _Remedy] = {
-    "log-of-nonpositive": lambda view, _incident, culprit: (
-        domains.log_target(view, culprit) or log_of_logits(culprit) or domains.clamp_log(culprit)
-    ),
+    "log-of-nonpositive": _mend_log,
     "division-by-zero": domains.guard_quotient,
     "exp-overflow": domains.clamp_exponent,
     "sqrt-of-negative": domains.clamp_root,

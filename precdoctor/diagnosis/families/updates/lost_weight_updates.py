@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from precdoctor.diagnosis.advice.wide_weights import fp32_weights, wide_weights, widened_bytes, widened_elements
-from precdoctor.diagnosis.analyses.parameters import is_bare, recorded_parameters
+from precdoctor.diagnosis.analyses.parameters import is_bare, trainable
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
@@ -156,13 +156,7 @@ def _without_finding(view: RunView, large: int, options: Options) -> Checked:
     if view.tensor_count(("update",))[0]:
         least = f"all weights are FP32 or FP64 and below {options['large_weight']:g}"
         return Checked.not_applicable(f"{least}: lost updates carry nothing there")
-    dtypes = {
-        text(p.get("dtype"))
-        for process in view.processes
-        for _, p in recorded_parameters(view, process)
-        if p.get("requires_grad")
-    }
-    if dtypes.intersection(_NARROW) and view.trains:
+    if dtypes := [dtype for dtype in _NARROW if trainable(view, (dtype,))]:
         return Checked.indeterminate(f"weights in {', '.join(sorted(dtypes))}, but no update was recorded")
     return Checked.not_applicable("no weight update in a 16-bit format was recorded")
 
