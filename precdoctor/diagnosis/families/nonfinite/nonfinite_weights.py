@@ -17,6 +17,21 @@ from precdoctor.numerics.formats import FP32
 #: Binades over which the finite values of uninitialised memory spread; a million normal numbers spread over 22.
 _UNINITIALISED_SPREAD = 64
 
+_CHECK_PARAMETERS = """import torch
+
+bad = [n for n, p in model.named_parameters() if not torch.isfinite(p).all()]
+if bad:  # before the first step: loaded so, or never initialised
+    raise ValueError(bad)
+"""
+_CHECK_CHECKPOINT = """import torch
+
+state = torch.load('checkpoint.pt', weights_only=True)
+bad = [n for n, t in state.items() if t.is_floating_point() and not torch.isfinite(t).all()]
+if bad:
+    raise ValueError(bad)
+model.load_state_dict(state)
+"""
+
 PAGE = RulePage(
     finds="""
 Weights that were finite before an optimizer step and are not after it, although the optimizer received finite
@@ -106,28 +121,14 @@ def _prescribe(view: RunView, incident: Incident) -> Prescription:
         return lower_rate(view, incident)
     count = row.non_finite if row is not None else None
     now = f" ({there_are(count, 'element')} non-finite now)" if count else ""
+    what, snippet = "load a finite checkpoint and check it", _CHECK_CHECKPOINT
     if incident.how == "start":
-        return Prescription(
-            title=f"initialise every parameter, or load a finite checkpoint{now}",
-            change={"checkpoint_at_or_before": None},
-            predicted={"nonfinite_elements": {"from": count, "to": 0}},
-            snippet=(
-                "import torch\n\n"
-                "bad = [n for n, p in model.named_parameters() if not torch.isfinite(p).all()]\n"
-                "if bad:  # before the first step: loaded so, or never initialised\n    raise ValueError(bad)\n"
-            ),
-        )
+        what, snippet = "initialise every parameter, or load a finite checkpoint", _CHECK_PARAMETERS
     return Prescription(
-        title=f"load a finite checkpoint and check it{now}",
+        title=f"{what}{now}",
         change={"checkpoint_at_or_before": incident.last_finite},
         predicted={"nonfinite_elements": {"from": count, "to": 0}},
-        snippet=(
-            "import torch\n\n"
-            "state = torch.load('checkpoint.pt', weights_only=True)\n"
-            "bad = [n for n, t in state.items() if t.is_floating_point() and not torch.isfinite(t).all()]\n"
-            "if bad:\n    raise ValueError(bad)\n"
-            "model.load_state_dict(state)\n"
-        ),
+        snippet=snippet,
     )
 
 

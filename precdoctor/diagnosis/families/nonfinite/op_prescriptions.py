@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from statistics import median
 from typing import Any
 
 from precdoctor.diagnosis.advice.wide_weights import wide_weights
@@ -16,7 +15,7 @@ from precdoctor.diagnosis.analyses.bad_data import mend_data
 from precdoctor.diagnosis.analyses.op_facts import BadSetting, Poisoned
 from precdoctor.diagnosis.claims import finding, snippets
 from precdoctor.diagnosis.claims.finding import Phase, Prescription, Source, at_line
-from precdoctor.diagnosis.divergence.onset import healthy_norms
+from precdoctor.diagnosis.divergence.onset import clip_level, healthy_norms
 from precdoctor.diagnosis.families.nonfinite import domain_prescriptions as domains
 from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import (
     MAY_BE_ROUNDED,
@@ -31,10 +30,8 @@ from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import BF16, FP16, FP32, Format
 
-#: Minimum number of healthy norms whose median is the clip level; with fewer the level is 1, as in most recipes.
-_MIN_NORMS = 8
-#: Factor over the usual gradient norm above which gradients count as exploded: the ``norm_factor`` of PD605.
-_EXPLOSION_FACTOR = 4.0
+#: Factor over the clip level (twice the usual norm) from which gradients have exploded: the ``norm_factor`` of PD605.
+_EXPLODED = 2.0
 #: The condition that a call's arguments have to meet, by cause.
 _CONDITIONS = {
     "division-by-zero": "what {op} divides by must not be 0",
@@ -135,9 +132,8 @@ def _clip_or_lower_rate(view: RunView, incident: Incident, culprit: Culprit) -> 
     """Clip if gradients exploded, else lower the learning rate: no format holds values beyond FP32's range."""
     steps = [s for s in view.timeline.get(incident.process, ()) if s.step < incident.step and s.grad_norm]
     norms = [s.grad_norm for s in steps if s.grad_norm is not None and math.isfinite(s.grad_norm)]
-    healthy = healthy_norms(steps)
-    level = median(healthy) if len(healthy) >= _MIN_NORMS else 1.0
-    if not norms or steps[-1].clip_norm is not None or norms[-1] <= _EXPLOSION_FACTOR * level:
+    level = clip_level(healthy_norms(steps))
+    if not norms or steps[-1].clip_norm is not None or norms[-1] <= _EXPLODED * level:
         if incident.last_finite is None:  # no step has applied the learning rate yet
             return domains.stop_and_inspect(view, incident, culprit)
         return lower_rate(view, incident)

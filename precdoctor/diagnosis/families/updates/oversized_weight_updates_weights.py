@@ -71,16 +71,12 @@ class Weight:
 
         Updates in random directions sum to the square root of their number.
         """
-        return self.unit_gain < sized and self.ratio * math.sqrt(max(1, self.middle[1] - self.since)) < _WANDERS
+        gain = self.first * math.sqrt(self.fan_in)  # for unit noise: of order 1 with any usual initialisation
+        return gain < sized and self.ratio * math.sqrt(max(1, self.middle[1] - self.since)) < _WANDERS
 
     def place(self, row: int) -> tuple[Process, int]:
         rank, attempt, step = self.rows[row].tolist()
         return Process(rank, attempt), step
-
-    @property
-    def unit_gain(self) -> float:
-        """Gain for unit noise before the first examined step: of order 1 with any usual initialisation."""
-        return self.first * math.sqrt(self.fan_in)
 
 
 def survey_weights(
