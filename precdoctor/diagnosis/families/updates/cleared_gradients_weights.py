@@ -92,7 +92,6 @@ def untrained(view: RunView, rows: pd.DataFrame, made: pd.DataFrame, min_steps: 
     """Return the first such weights.
 
     Args:
-        view: of the run.
         rows: the rows of weights and gradients on sampled, unskipped steps at a learning rate above 0.
         made: those of the gradients that the backward pass left non-zero, one per step and weight.
         min_steps: on how many sampled steps the weights must be seen, and how many steps the optimizer must make.
@@ -111,9 +110,12 @@ def untrained(view: RunView, rows: pd.DataFrame, made: pd.DataFrame, min_steps: 
             if len(steps) < min_steps:
                 continue
             own = [h for h in held if h.group is not None and h.group[0] == number and h.trainable]
-            candidates = _meant(own, held, steps, name, starved, silent)
-            removed = _removed(own, starved - given, made_on, min_steps)
-            for weights, meant in (*candidates, *removed):
+            candidates = [*_meant(own, held, steps, name, starved, silent)]
+            # Gradients that are made and then removed, unless the optimizer has no others.
+            removed = tuple(h.place for h in own if h.place in starved - given and made_on[h.place] >= min_steps)
+            if 0 < len(removed) < len(own):
+                candidates.append((removed, ""))
+            for weights, meant in candidates:
                 seen = gradients[[p in weights for p in parameters(gradients)]]
                 count = firsts(groups(seen, AT)).size
                 if count < min_steps and not silent.keys() >= set(weights):  # zeros, as at a loss weight of 0
@@ -178,9 +180,7 @@ def _meant(
     """Yield weights of an optimizer that are meant for training and starved, and what says that they are meant.
 
     Args:
-        own: the trainable weights of the optimizer.
-        held: all weights of the process.
-        steps, name: of the optimizer.
+        own: the trainable weights of the optimizer; ``held``: all weights of the process.
         starved: weights that are given no gradient and keep their bits.
         silent: those that have no gradient after the backward pass either, as in :func:`_silent`.
     """
@@ -193,22 +193,6 @@ def _meant(
         yield alone, f"they have parameter groups of `{name}` to themselves, at a learning rate of their own"
     if chosen := _chosen(own, held, silent):
         yield chosen, f"most weights around them were frozen, and `{name}` was given these"
-
-
-def _removed(
-    own: Sequence[_Held], starved: set[Parameter], made_on: Mapping[Parameter, int], min_steps: float
-) -> Iterator[tuple[tuple[Parameter, ...], str]]:
-    """Yield the weights of an optimizer whose gradients are made and then removed, unless it has no others.
-
-    Args:
-        own: the trainable weights of the optimizer.
-        starved: weights that have no gradient at its steps and keep their bits.
-        made_on: number of sampled steps on which a weight has a gradient after the backward pass.
-        min_steps: fewest such steps.
-    """
-    weights = tuple(h.place for h in own if h.place in starved and made_on[h.place] >= min_steps)
-    if 0 < len(weights) < len(own):
-        yield weights, ""
 
 
 def _with_own_rate(
