@@ -14,12 +14,6 @@ from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Se
 from precdoctor.diagnosis.claims.relations import anywhere, grown_since, thrown_off_before, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.updates.oversized_weight_updates_decay import (
-    decay_finding,
-    penalty_finding,
-    strongest_decay,
-    strongest_penalty,
-)
 from precdoctor.diagnosis.families.updates.oversized_weight_updates_rates import (
     Rates,
     came_back,
@@ -35,7 +29,14 @@ from precdoctor.diagnosis.families.updates.oversized_weight_updates_rates import
     start_words,
     warmed_up,
 )
-from precdoctor.diagnosis.families.updates.oversized_weight_updates_weights import Weight, survey_weights
+from precdoctor.diagnosis.families.updates.oversized_weight_updates_weights import (
+    Weight,
+    decay_finding,
+    penalty_finding,
+    strongest_decay,
+    strongest_penalty,
+    survey_weights,
+)
 from precdoctor.diagnosis.survey.rows import Parameter, tensor_evidence, tensor_location
 from precdoctor.diagnosis.survey.view import Process, RunView
 
