@@ -43,21 +43,30 @@ _OF_UNKNOWN = """import torch
 
 def stop_and_inspect(_view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     """Stop on the first bad value, at the module or, outside of modules, at the line, and inspect the operands."""
-    inside, bad = culprit.op.module or culprit.replay.root, culprit.bad_elements
-    predicted = {"stops_at_step": incident.step, **({"nonfinite_elements": bad} if bad else {})}
-    if not inside and culprit.op.source is not None and not culprit.op.in_library:
-        return Prescription(
-            title=f"stop{culprit.at_line} on the first bad value and inspect the operands",
-            change={"line": f"{culprit.op.source.file}:{culprit.op.source.line}"},
-            predicted=predicted,
-            snippet=snippets.stop_behind_line(),
-        )
+    module, root, source = culprit.op.module, culprit.replay.root, culprit.op.source
+    if module or root or source is None or culprit.op.in_library:
+        return stop_at(incident, module, root, culprit.bad_elements)
+    return Prescription(
+        title=f"stop{culprit.at_line} on the first bad value and inspect the operands",
+        change={"line": f"{source.file}:{source.line}"},
+        predicted=_stops(incident, culprit.bad_elements),
+        snippet=snippets.stop_behind_line(),
+    )
+
+
+def stop_at(incident: Incident, module: str | None, root: str, bad: int) -> Prescription:
+    """Stop at the first non-finite output of a module; ``bad``: the number of non-finite elements, 0 if unknown."""
+    inside = module or root
     return Prescription(
         title=f"stop at {f'`{inside}`' if inside else 'the model'} on the first bad value and inspect its inputs",
-        change={"module": culprit.op.module, "hook": "forward"},
-        predicted=predicted,
-        snippet=snippets.halt_on_nonfinite(culprit.op.module or ""),
+        change={"module": module, "hook": "forward"},
+        predicted=_stops(incident, bad),
+        snippet=snippets.halt_on_nonfinite(module or ""),
     )
+
+
+def _stops(incident: Incident, bad: int) -> dict[str, int]:
+    return {"stops_at_step": incident.step} | ({"nonfinite_elements": bad} if bad else {})
 
 
 def clamp_log(dtype: str, at_most_zero: int | None, line: str = "") -> Prescription:

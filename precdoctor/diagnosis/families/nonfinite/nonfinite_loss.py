@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from precdoctor.diagnosis.advice.narrow_formats import computes_narrow, widened
 from precdoctor.diagnosis.claims.finding import Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, makes_it_fall, when
@@ -88,23 +90,19 @@ def _guard(view: RunView, incident: Incident) -> Prescription:
     """Stop on a non-finite loss; if the run computes in a narrow format, also compute the loss in FP32."""
     after = incident.preceding
     reach = f" (logits reach {after.amax:.4g})" if after is not None and after.amax is not None else ""
+    title = f"stop at step {incident.step} on a non-finite loss and inspect what the loss code reads"
+    change: dict[str, Any] = {"check": "isfinite", "step": incident.step}
+    loss = "loss = loss_fn(output, target)\n"
+    if computes_narrow(view):
+        title = f"compute the loss in FP32 and stop at step {incident.step} on a non-finite value"
+        change = {"loss_dtype": "float32"}
+        loss = f"with torch.autocast({view.device!r}, enabled=False):\n    loss = loss_fn(output.float(), target)\n"
     stop = "if not torch.isfinite(loss):\n    raise FloatingPointError('loss is not finite')\n"
-    if not computes_narrow(view):
-        return Prescription(
-            title=f"stop at step {incident.step} on a non-finite loss and inspect what the loss code reads{reach}",
-            change={"check": "isfinite", "step": incident.step},
-            predicted={"stops_at_step": incident.step, "resume_from_step": incident.last_finite},
-            snippet=f"import torch\n\nloss = loss_fn(output, target)\n{stop}",
-        )
     return Prescription(
-        title=f"compute the loss in FP32 and stop at step {incident.step} on a non-finite value{reach}",
-        change={"loss_dtype": "float32"},
+        title=f"{title}{reach}",
+        change=change,
         predicted={"stops_at_step": incident.step, "resume_from_step": incident.last_finite},
-        snippet=(
-            "import torch\n\n"
-            f"with torch.autocast({view.device!r}, enabled=False):\n"
-            f"    loss = loss_fn(output.float(), target)\n{stop}"
-        ),
+        snippet=f"import torch\n\n{loss}{stop}",
     )
 
 

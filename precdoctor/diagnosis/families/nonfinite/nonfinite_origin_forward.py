@@ -7,7 +7,7 @@ from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, makes_it_fall, same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
-from precdoctor.diagnosis.families.nonfinite.domain_prescriptions import FINITE_MASK, clamp_exp
+from precdoctor.diagnosis.families.nonfinite.domain_prescriptions import FINITE_MASK, clamp_exp, stop_at
 from precdoctor.diagnosis.families.nonfinite.incident import LEAD_TO_NONFINITE, Incident, Report
 from precdoctor.diagnosis.families.nonfinite.incident_report import check_incidents, confidence_options
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import lower_rate
@@ -129,13 +129,7 @@ def _prescribe(view: RunView, incident: Incident, origin: Origin) -> Prescriptio
         return Prescription(title, change, predicted, snippets.run_in_float32(origin.module, view.device))
     if incident.cause.name == "exp-overflow" and narrow is not None and after is not None and after.amax:
         return clamp_exp(narrow, after.amax, row.inf)
-    reach = f" (they reached {after.amax:.4g})" if after is not None and after.amax is not None else ""
-    return Prescription(
-        title=f"stop at `{origin.module or origin.root}` on the first bad value and inspect its inputs{reach}",
-        change={"module": origin.module, "hook": "forward"},
-        predicted={"stops_at_step": incident.step, "nonfinite_elements": row.non_finite},
-        snippet=snippets.halt_on_nonfinite(origin.module),
-    )
+    return stop_at(incident, origin.module, origin.root, row.non_finite)
 
 
 RULE = Rule(
