@@ -89,7 +89,7 @@ class _Held:
 
 
 def untrained(view: RunView, rows: pd.DataFrame, made: pd.DataFrame, min_steps: float) -> Untrained | None:
-    """Return the first such weights.
+    """Return the first weights that their optimizer never gets a gradient of.
 
     Args:
         rows: the rows of weights and gradients on sampled, unskipped steps at a learning rate above 0.
