@@ -208,25 +208,22 @@ def _prune_magnitude(culprit: Culprit) -> Prescription:
 
 
 def eps_inside_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
-    """Add a small constant under a root, because its derivative at 0 is infinite."""
-    return Prescription(
-        title=f"add a small constant inside the root{culprit.at_line}{_zeros_words(culprit)}",
-        change={"eps": {"from": 0.0, "to": 1e-12}, "module": culprit.op.module},
-        predicted={**culprit.predicted_effect, "largest_derivative": 0.5 / math.sqrt(1e-12)},
-        snippet="import torch\n\ny = torch.sqrt(x + 1e-12)  # the derivative at 0 is 5e5, not infinite\n",
-    )
+    """Add a small constant under a root, because its derivative at 0 is infinite.
 
-
-def norm_as_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
-    """Write a norm, which has no derivative at 0 and no eps argument, as the root of a sum of squares plus an eps."""
-    forward_op = culprit.forward_op
-    name = forward_op.short if forward_op is not None else "the norm"
-    sums = "dx.square() + dy.square()" if name == "hypot" else "x.square().sum(-1)"
+    A norm, which has no derivative at 0 and no eps argument, is written as the root of a sum of squares first.
+    """
+    title, inside = f"add a small constant inside the root{culprit.at_line}{_zeros_words(culprit)}", "x"
+    largest, there = 0.5 / math.sqrt(_TINY), "the derivative at 0 is 5e5, not infinite"
+    if culprit.cause.name == "norm-gradient-at-zero":
+        name = culprit.forward_op.short if culprit.forward_op is not None else "the norm"
+        title = f"write {name}{culprit.at_line} as the root of a sum of squares and a small constant"
+        inside = "dx.square() + dy.square()" if name == "hypot" else "x.square().sum(-1)"
+        largest, there = 1.0, "at 0 the derivative is 0, not 0 / 0"
     return Prescription(
-        title=f"write {name}{culprit.at_line} as the root of a sum of squares and a small constant",
-        change={"eps": {"from": 0.0, "to": 1e-12}, "module": culprit.op.module},
-        predicted={**culprit.predicted_effect, "largest_derivative": 1.0},
-        snippet=f"import torch\n\ny = torch.sqrt({sums} + 1e-12)  # at 0 the derivative is 0, not 0 / 0\n",
+        title=title,
+        change={"eps": {"from": 0.0, "to": _TINY}, "module": culprit.op.module},
+        predicted={**culprit.predicted_effect, "largest_derivative": largest},
+        snippet=f"import torch\n\ny = torch.sqrt({inside} + {_TINY!r})  # {there}\n",
     )
 
 

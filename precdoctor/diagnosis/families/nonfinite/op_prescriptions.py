@@ -358,7 +358,7 @@ _AT_LINE: dict[str, _Remedy] = {
     "domain-error": domains.into_domain,
     "softmax-fully-masked": _mend_mask,
     "sqrt-gradient-at-zero": domains.eps_inside_root,
-    "norm-gradient-at-zero": domains.norm_as_root,
+    "norm-gradient-at-zero": domains.eps_inside_root,
     "where-gradient-trap": lambda _view, _incident, culprit: double_where(culprit),
     "domain-edge-gradient": lambda _view, _incident, culprit: log_of_logits(culprit) or domains.away_from_pole(culprit),
 }
