@@ -54,11 +54,17 @@ def stop_and_inspect(_view: RunView, incident: Incident, culprit: Culprit) -> Pr
     )
 
 
-def stop_at(incident: Incident, module: str | None, root: str, bad: int) -> Prescription:
-    """Stop at the first non-finite output of a module; ``bad``: the number of non-finite elements, 0 if unknown."""
-    inside = module or root
+def stop_at(incident: Incident, module: str | None, root: str, bad: int, reach: float | None = None) -> Prescription:
+    """Stop at the first non-finite output of a module.
+
+    Args:
+        bad: the number of non-finite elements; 0 if unknown.
+        reach: the largest magnitude among the module's inputs; None if unknown.
+    """
+    inside, reached = module or root, f" (they reached {reach:.4g})" if reach is not None else ""
     return Prescription(
-        title=f"stop at {f'`{inside}`' if inside else 'the model'} on the first bad value and inspect its inputs",
+        title=f"stop at {f'`{inside}`' if inside else 'the model'} on the first bad value and inspect its inputs"
+        + reached,
         change={"module": module, "hook": "forward"},
         predicted=_stops(incident, bad),
         snippet=snippets.halt_on_nonfinite(module or ""),

@@ -129,7 +129,8 @@ def _prescribe(view: RunView, incident: Incident, origin: Origin) -> Prescriptio
         return Prescription(title, change, predicted, snippets.run_in_float32(origin.module, view.device))
     if incident.cause.name == "exp-overflow" and narrow is not None and after is not None and after.amax:
         return clamp_exp(narrow, after.amax, row.inf)
-    return stop_at(incident, origin.module, origin.root, row.non_finite)
+    reach = after.amax if after is not None else None
+    return stop_at(incident, origin.module, origin.root, row.non_finite, reach)
 
 
 RULE = Rule(

@@ -315,9 +315,8 @@ def unheld_finding(
 ) -> Finding | None:
     """Return the finding about weights that no optimizer holds; None unless they get gradients on enough sampled steps.
 
-    Args:
-        gradients: one row per step and weight whose gradient, after the backward pass, is not all zeros, and that no
-            optimizer was given.
+    ``gradients``: one row per step and weight whose gradient is not all zeros after the backward pass, and that no
+    optimizer was given.
     """
     rows = gradients[(gradients["rank"] == process.rank) & (gradients["attempt"] == process.attempt)]
     rows = rows.loc[np.array([place in unheld.weights for place in parameters(rows)], dtype=bool)]  # may be empty
