@@ -16,7 +16,7 @@ from precdoctor.diagnosis.analyses.origin import Origin, Sighting
 from precdoctor.diagnosis.claims.finding import Phase, Prescription, Source, at_line
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.divergence.onset import Divergence
-from precdoctor.diagnosis.survey.rows import TensorRow
+from precdoctor.diagnosis.survey.rows import TensorRow, known_format
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 #: Rules whose findings precede a non-finite value or show the same fault in other numbers, at any step.
@@ -309,6 +309,16 @@ class Incident:
     def held_words(self, view: RunView, row: TensorRow) -> str:
         """``At step 37, `blocks.0` output (float16) holds 12 NaN of 4,096 elements; limit 0.``"""
         return f"{self.at_step(view).capitalize()}, {row.label} ({row.dtype}) holds {row.count_words()}; limit 0."
+
+    def preceding_words(self, row: TensorRow, before: TensorRow | None) -> str:
+        """A sentence on the last finite tensor before the origin ``row``; empty if the log has none."""
+        if before is None or before.amax is None:
+            return ""
+        fmt, in_loss = known_format(row.dtype), self.phase is Phase.LOSS
+        zeros = f" and holds {plural(before.zero, 'exact zero')}" if in_loss and before.zero else ""
+        limit = f"; {row.dtype} ends at {fmt.max:.6g}" if fmt is not None else ""
+        reach = f"{before.label}, reaches {before.amax:.4g}{zeros}{limit}"
+        return f" Everything before it is finite; the last tensor, {reach}."
 
     def unrecorded_message(self, view: RunView, what: str) -> str:
         """The message for a step whose tensors are not in the log."""

@@ -8,7 +8,6 @@ from precdoctor.diagnosis.advice.narrow_formats import computes_narrow, widened
 from precdoctor.diagnosis.claims.finding import Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, makes_it_fall, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
-from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.nonfinite.domain_prescriptions import clamp_log
 from precdoctor.diagnosis.families.nonfinite.incident import LEAD_TO_NONFINITE, Incident, Report
 from precdoctor.diagnosis.families.nonfinite.incident_report import check_incidents, confidence_options
@@ -60,13 +59,10 @@ def _report(view: RunView, incident: Incident) -> Report:
     if origin is None:
         message = incident.unrecorded_message(view, "The loss is non-finite")
         return Report(f"the loss became non-finite {incident.at_step(view)}", message, _guard(view, incident))
-    row, after = origin.row, incident.preceding
+    row = origin.row
     maker = "the loss code" if origin.how == "loss" else origin.maker
     title = f"the loss became non-finite in {maker}{incident.cause.in_brackets}, the model's outputs are finite"
-    message = incident.held_words(view, row)
-    if after is not None and after.amax is not None:
-        zeros = f" and holds {plural(after.zero, 'exact zero')}" if after.zero else ""
-        message += f" The last tensor before it, {after.label}, is finite: it reaches {after.amax:.4g}{zeros}."
+    message = incident.held_words(view, row) + incident.preceding_words(row, incident.preceding)
     message += incident.cause.sentence
     return Report(title, f"{message} {incident.resume_advice}", _prescribe(view, incident))
 

@@ -11,7 +11,7 @@ from precdoctor.diagnosis.families.nonfinite.domain_prescriptions import FINITE_
 from precdoctor.diagnosis.families.nonfinite.incident import LEAD_TO_NONFINITE, Incident, Report
 from precdoctor.diagnosis.families.nonfinite.incident_report import check_incidents, confidence_options
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import lower_rate
-from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TensorRow, known_format
+from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, known_format
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import BF16, FP32
 
@@ -82,8 +82,7 @@ def _report(view: RunView, incident: Incident) -> Report:
     assert origin is not None, "an incident without recorded tensors is never PD101"
     row, before = origin.row, incident.preceding
     title = f"first non-finite value of the forward pass comes from {origin.maker}{incident.cause.in_brackets}"
-    message = incident.held_words(view, row)
-    message += _input_words(before, row)
+    message = incident.held_words(view, row) + incident.preceding_words(row, before)
     usual = max((s.neg_inf_share for s in incident.history), default=0.0) * row.numel
     if row.mask_like and usual:
         message += f" As on healthy steps, {usual:,.0f} -Inf are a mask; the other {row.neg_inf - usual:,.0f} are new."
@@ -91,15 +90,6 @@ def _report(view: RunView, incident: Incident) -> Report:
         message += f" Its input holds a mask with {before.neg_inf:,} -inf, which is legal and not the origin."
     message += incident.cause.sentence + incident.headroom_words + incident.consequence_words
     return Report(title, f"{message} {incident.resume_advice}", _prescribe(view, incident, origin))
-
-
-def _input_words(after: TensorRow | None, row: TensorRow) -> str:
-    """A sentence on the last finite tensor before the origin ``row``; empty if the log has none."""
-    if after is None or after.amax is None:
-        return ""
-    fmt = known_format(row.dtype)
-    limit = f"; {row.dtype} ends at {fmt.max:.6g}" if fmt is not None else ""
-    return f" Everything before it is finite; the last tensor, {after.label}, reaches {after.amax:.4g}{limit}."
 
 
 def _prescribe(view: RunView, incident: Incident, origin: Origin) -> Prescription:
