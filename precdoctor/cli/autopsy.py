@@ -18,7 +18,6 @@ from precdoctor.runlog.layout import launched_here
 from precdoctor.runlog.shell import quoted_command, quoted_path
 
 if TYPE_CHECKING:
-    from precdoctor.diagnosis.families.nonfinite.autopsy import Plan
     from precdoctor.diagnosis.survey.view import RunView
     from precdoctor.runlog import Run
 
@@ -94,22 +93,20 @@ def second_run(run: Run, *, died: bool = True) -> int:
     if chosen is None:
         raise NothingRecordedError(f"nothing became non-finite in {run.path}: there is no step to trace")
     options = _options(run, chosen)
-    steps = f"step {chosen.first}" if chosen.last == chosen.first + 1 else f"steps {chosen.first}-{chosen.last - 1}"
+    steps = f"step {chosen[0]}" if len(chosen) == 1 else f"steps {chosen[0]}-{chosen[-1]}"
     say(f"precdoctor: running {quoted_command(command)} again in {cwd}, tracing {steps}; it is ended after that")
     directory = Path(run.path).absolute() / AUTOPSY_DIR
     with _in_directory(cwd):
         launch(command, directory, options, force=True, quiet=True)
     again = RunView(open_run(directory))
-    return _report(run, again, agreement(view, again, chosen.last - 1), chosen)
+    return _report(run, again, agreement(view, again, chosen[-1]), chosen)
 
 
-def _report(run: Run, again: RunView, agrees: Any, chosen: Plan) -> int:
+def _report(run: Run, again: RunView, agrees: Any, chosen: range) -> int:
     shown = os.path.relpath(run.path)
     traced = [e for e in again.events_of("incident") if e["data"].get("live")]
     if not traced:
-        say(
-            f"precdoctor: the second run went well up to step {chosen.last - 1}: what went wrong does not repeat itself"
-        )
+        say(f"precdoctor: the second run went well up to step {chosen[-1]}: what went wrong does not repeat itself")
         return _NO_ANSWER
     if not agrees.same:
         at = "nothing of the two could be compared" if agrees.differs_at is None else f"from step {agrees.differs_at}"
@@ -141,7 +138,7 @@ def _command(run: Run) -> tuple[list[str], str]:
     return command, cwd
 
 
-def _options(run: Run, chosen: Plan) -> Any:
+def _options(run: Run, chosen: range) -> Any:
     """The recorder options for the second run: those of the first run, plus the steps to trace."""
     import dataclasses
     import json
@@ -151,7 +148,7 @@ def _options(run: Run, chosen: Plan) -> Any:
     options = RecordOptions.from_json(json.dumps(run.info.get("options") or {}))
     policy = "examine" if options.on_nonfinite == "stop" else options.on_nonfinite
     return dataclasses.replace(
-        options, trace_steps=(chosen.first, chosen.last), on_nonfinite=policy, arm_next=0, deep_scan=0, max_disk=None
+        options, trace_steps=(chosen.start, chosen.stop), on_nonfinite=policy, arm_next=0, deep_scan=0, max_disk=None
     )
 
 

@@ -31,6 +31,12 @@ def named(names: Sequence[str]) -> str:
     return ", ".join(f"`{n}`" for n in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
+def and_more(count: int, noun: str = "") -> str:
+    """Return `` (and 3 more)``, or `` (and 1 more weight)``, to follow the name of one of ``count``; empty for one."""
+    more = plural(count - 1, f"more {noun}") if noun else f"{count - 1:,} more"
+    return f" (and {more})" if count > 1 else ""
+
+
 def memory(count: float) -> str:
     """Return a number of bytes in the unit that fits, with three significant digits: ``512 B``, ``1.5 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -64,10 +64,15 @@ def replay(phase, *ops, root="Net#0", externals=()):
     )
 
 
-def cause_of(seen):
+def explained(seen, phase=Phase.FORWARD):
+    """The culprit of a replay, with its cause."""
     blamed = culprit_op(seen)
     assert blamed is not None
-    return op_cause(seen, blamed, None)
+    return Culprit(**vars(blamed), replay=seen, phase=phase, cause=op_cause(seen, blamed, None))
+
+
+def cause_of(seen):
+    return explained(seen).cause
 
 
 def loss_that_reads(argument):
@@ -160,10 +165,9 @@ def reads_named(kind, argument="other"):
 
 def test_what_a_trace_of_the_run_did_not_see_made_is_from_outside():
     seen = replace(reads_named("constant"), live=True)
-    blamed = culprit_op(seen)
 
     assert "made outside of the trace" in cause_of(seen).why
-    words = external_words(Culprit(seen, blamed, Phase.LOSS, op_cause(seen, blamed, None)))
+    words = external_words(explained(seen, Phase.LOSS))
     assert words == "a tensor made outside of the trace"
 
 
@@ -178,9 +182,8 @@ def test_what_a_trace_of_the_run_did_not_see_made_is_from_outside():
 )
 def test_what_was_read_is_called_by_its_name_or_its_role(kind, argument, words):
     seen = reads_named(kind, argument)
-    blamed = culprit_op(seen)
 
-    assert external_words(Culprit(seen, blamed, Phase.LOSS, op_cause(seen, blamed, None))) == words
+    assert external_words(explained(seen, Phase.LOSS)) == words
 
 
 def test_a_sum_over_nothing_is_the_end_of_a_mask():
@@ -522,8 +525,7 @@ def test_a_constant_is_the_tensor_of_the_batch_that_is_bad_in_the_same_sample(fi
 def test_an_eps_goes_where_the_code_can_take_it(name, title, line):
     zeros = replace(tensor(zero=16), min=-0.0, max=0.0, amax=0.0, value=-0.0)
     seen = replay("forward", op(1, name, zeros, bad_out=POS_INF))
-    blamed = culprit_op(seen)
-    culprit = Culprit(seen, blamed, Phase.FORWARD, op_cause(seen, blamed, None))
+    culprit = explained(seen)
     assert culprit.cause.name == "division-by-zero"
     prescription = prescribe(None, None, culprit)
     assert title in prescription.title and line in prescription.snippet
@@ -606,8 +608,7 @@ def test_what_a_mask_is_filled_with_is_no_matter_of_range(filling, title):
         reference=replace(tensor("out"), amax=-filling),
     )
     seen = replay("forward", cast)
-    blamed = culprit_op(seen)
-    culprit = Culprit(seen, blamed, Phase.FORWARD, op_cause(seen, blamed, None))
+    culprit = explained(seen)
     assert culprit.cause.name == "cast-overflow"
     assert prescribe(SimpleNamespace(device="cpu"), None, culprit).title.startswith(title)
 
@@ -620,7 +621,7 @@ def test_bf16_is_not_proposed_for_what_it_would_round_to_infinity():
 
     def title(reach):
         seen = replay("forward", replace(product, reference=replace(tensor("out"), amax=reach)))
-        culprit = Culprit(seen, culprit_op(seen), Phase.FORWARD, op_cause(seen, culprit_op(seen), None))
+        culprit = explained(seen)
         return prescribe(view, incident, culprit).title
 
     assert "BF16" in title(3.39e38)
@@ -641,7 +642,7 @@ def test_a_variance_that_rounding_makes_negative_is_computed_wide(lowest, square
     root = op(11, "aten.rsqrt.default", left, makers=((10,),), bad_out=NAN)
     root = replace(root, reference=tensor("out", nan=1))
     seen = replay("forward", square, difference, with_eps, root)
-    culprit = Culprit(seen, culprit_op(seen), Phase.FORWARD, op_cause(seen, culprit_op(seen), None))
+    culprit = explained(seen)
     rounded = lowest == -0.5
     assert culprit.cause.name == "sqrt-of-negative"
     assert ("up to 910, which are 0.5 apart in float16" in culprit.cause.why) is rounded
@@ -656,8 +657,7 @@ def quotient(numerator, divisor, *, made="aten.sum.dim_IntList", low=None, high=
     maker = op(4, made, tensor())
     divided = replace(op(5, "aten.div.Tensor", first, other, makers=((3,), (4,)), bad_out=NAN), **more)
     seen = replay("forward", maker, divided)
-    blamed = culprit_op(seen)
-    return Culprit(seen, blamed, Phase.LOSS, op_cause(seen, blamed, None))
+    return explained(seen, Phase.LOSS)
 
 
 @pytest.mark.parametrize(
@@ -714,7 +714,7 @@ def test_no_constant_of_a_library_is_to_be_changed(cause, library):
     made = replace(culprit.op, settings={"value": -1e9}, results=(overflown,), reference=exact)
     operands = made.operands if cause != "cast-overflow" else (tensor(dtype="float16"),)
     made = replace(made, operands=operands)
-    culprit = replace(culprit, at=CulpritOp(made), cause=Cause(cause, 0.9, "why"))
+    culprit = replace(culprit, op=made, external=None, mask=None, cause=Cause(cause, 0.9, "why"))
     incident = SimpleNamespace(poison=None, last_finite=3, step=4)
     assert ("lib/ops.py" in prescribe(None, incident, culprit).title) is not library
 
@@ -727,7 +727,7 @@ def test_a_variance_is_sent_out_of_autocast_only_from_half_precision(dtype, lowe
     difference = replace(op(9, "aten.sub.Tensor", *means, makers=((7,), (8,))), results=(left,))
     root = op(11, "aten.sqrt.default", left, makers=((9,),), bad_out=NAN)
     seen = replay("forward", square, difference, root)
-    culprit = Culprit(seen, culprit_op(seen), Phase.FORWARD, op_cause(seen, culprit_op(seen), None))
+    culprit = explained(seen)
     prescription = prescribe(None, None, culprit)
     assert "mean of squared differences" in prescription.title
     narrow = dtype == "float16"
@@ -745,7 +745,7 @@ def test_a_count_that_is_zero_is_a_divisor_and_what_it_divides_is_none(counts, w
     """A sum over a mask, divided by how many elements the mask keeps: integers, of which one is 0."""
     divided = replace(op(0, "aten.div.Tensor", tensor(zero=1), bad_out=NAN), integers=counts)
     seen = replay("forward", divided)
-    culprit = Culprit(seen, culprit_op(seen), Phase.FORWARD, op_cause(seen, culprit_op(seen), None))
+    culprit = explained(seen)
     assert culprit.cause.name == "division-by-zero" and culprit.cause.why.startswith(why)
     assert title in prescribe(None, None, culprit).title
     assert ("`other` (int64, 16)" in operand_words(divided)) is bool(counts)
@@ -766,7 +766,7 @@ def test_no_eps_is_added_to_a_mean_over_an_empty_selection(name, line):
     operands = (nothing, replace(nothing, argument="target"))[: 1 + name.endswith("loss.default")]
     made = replace(op(0, name, *operands, bad_out=NAN), reference=replace(tensor("out", nan=1), amax=None))
     seen = replay("forward", made)
-    culprit = Culprit(seen, culprit_op(seen), Phase.FORWARD, op_cause(seen, culprit_op(seen), None))
+    culprit = explained(seen)
     assert culprit.cause.name == "division-by-zero"
     prescription = prescribe(None, None, culprit)
     assert line in prescription.snippet and "eps" not in prescription.title
@@ -778,7 +778,7 @@ def test_the_spread_of_one_sample_is_that_of_one_element():
     made = replace(tensor("out", nan=8), shape=(8,), numel=8)
     std = replace(op(0, "aten.std.correction", features, bad_out=NAN), results=(made,), reference=made)
     seen = replay("forward", std)
-    culprit = Culprit(seen, culprit_op(seen), Phase.FORWARD, op_cause(seen, culprit_op(seen), None))
+    culprit = explained(seen)
     assert culprit.cause.why == "std of 1 element divides by zero"
     assert prescribe(None, None, culprit).title.startswith("drop a last batch of one sample")
 
@@ -818,6 +818,6 @@ def test_an_exp_of_which_only_the_result_is_known_is_cured_before_it():
     large = replace(op(3, "aten.exp.default", bad_out=POS_INF), results=(tensor("out"),))
 
     seen = replay("forward", large)
-    culprit = Culprit(seen, culprit_op(seen), Phase.FORWARD, cause_of(seen))
+    culprit = explained(seen)
     assert culprit.cause.name == "exp-overflow" and "88.72" in culprit.cause.why
     assert prescribe(None, None, culprit).title.startswith("clamp the operand of exp at 88")

@@ -26,7 +26,7 @@ def division(dtype: str, made: str) -> Culprit:
     blamed = culprit_op(seen)
     assert blamed is not None
     cause = rounded_divisor(seen, blamed.op, op_cause(seen, blamed, None))
-    return Culprit(seen, blamed, Phase.OPTIMIZER, cause)
+    return Culprit(**vars(blamed), replay=seen, phase=Phase.OPTIMIZER, cause=cause)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,7 @@ def test_a_target_of_logarithms(code: str, module_class: str, negative: int, zer
     blamed = culprit_op(seen)
     assert blamed is not None
     view = SimpleNamespace(module_classes={("Net#0", "front"): module_class})
-    advice = prescribe(view, STEP, Culprit(seen, blamed, Phase.LOSS, op_cause(seen, blamed, None)))
+    cause = op_cause(seen, blamed, None)
+    advice = prescribe(view, STEP, Culprit(**vars(blamed), replay=seen, phase=Phase.LOSS, cause=cause))
     assert ("log_target" in advice.change) is log_target
     assert ("pass log_target=True to kl_div at train.py:8" in advice.title) is log_target

@@ -9,7 +9,7 @@ import torch
 from precdoctor.diagnosis.analyses.op_facts import Op, Replay
 from precdoctor.diagnosis.analyses.operand import Operand
 from precdoctor.diagnosis.claims.finding import Phase
-from precdoctor.diagnosis.families.nonfinite.incident import Cause, Culprit, CulpritOp
+from precdoctor.diagnosis.families.nonfinite.incident import Cause, Culprit
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import prescribe
 from precdoctor.diagnosis.families.nonfinite.safe_operands import _SAFE, double_where
 
@@ -46,7 +46,7 @@ def culprit(name, *earlier, incoming=1.0, cause="where-gradient-trap", makers=((
     at = forward if incoming is None else backward
     ops = {o.index: o for o in (*earlier, forward, backward)}
     replay = Replay("origin", at.phase, "", "bit-for-bit", 0, (at.index,), (at.index,), (), ops, None, "")
-    return Culprit(replay, CulpritOp(at), Phase.BACKWARD, Cause(cause, 0.9, "why"))
+    return Culprit(at, replay=replay, phase=Phase.BACKWARD, cause=Cause(cause, 0.9, "why"))
 
 
 @pytest.mark.parametrize("incoming", [1.0, 200.0])

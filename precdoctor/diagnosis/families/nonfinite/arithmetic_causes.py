@@ -275,7 +275,8 @@ def _range_cause(op: Op) -> Cause | None:
     if op.short in {"add", "sub"} and op.bad_out & NAN and not any(o.bad for o in op.operands):
         return Cause("inf-minus-inf", 0.7, "no two finite numbers make NaN: infinities met that the log does not show")
     out_of_range = fmt is not None and reach is not None and reach > fmt.max
-    if op.short in _REDUCTIONS or (out_of_range and _is_reduction(op)):
+    # An unknown op reduces if its result has fewer elements than an operand, as a summed loss has.
+    if op.short in _REDUCTIONS or (out_of_range and any(o.numel > op.results[0].numel for o in op.operands)):
         if op.finite_in_fp64 is False and op.bad_out & NAN:
             return Cause("division-by-zero", 0.8, _empty_mean_words(op))
         return Cause("reduction-overflow", 0.9 if op.short not in {"add", "sub"} else 0.7, exact)
@@ -288,11 +289,6 @@ def _largest_difference(op: Op) -> float:
     """A lower bound of the largest difference between elements of the op's two operands."""
     amax = [o.amax or 0.0 for o in op.operands[:2]]
     return max(amax) - min(amax) if len(amax) == 2 else 0.0
-
-
-def _is_reduction(op: Op) -> bool:
-    """Whether the op reduces an operand: its result has fewer elements, as a summed loss has."""
-    return any(o.numel > op.results[0].numel for o in op.operands)
 
 
 def _is_square(op: Op) -> bool:

@@ -23,15 +23,7 @@ _NAME_COLUMNS = ("root", "module", "kind", "name", "call", "phase")
 _TENSOR_COLUMNS = ["step", "rank", *_NAME_COLUMNS]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The steps ``[first, last)`` to trace."""
-
-    first: int
-    last: int
-
-
-def plan(view: RunView, *, died: bool = True) -> Plan | None:
+def plan(view: RunView, *, died: bool = True) -> range | None:
     """Return the steps to trace; None if the run has no incident.
 
     That is the first incident's step alone, unless it is about weights (PD105) or begins with a tensor from before the
@@ -43,14 +35,14 @@ def plan(view: RunView, *, died: bool = True) -> Plan | None:
     found = incidents(view)
     if not found:
         ends = [t[-1] for t in view.timeline.values() if t and not t[-1].complete]
-        return Plan(ends[0].step, ends[0].step + 1) if ends and died else None
+        return range(ends[0].step, ends[0].step + 1) if ends and died else None
     incident = found[0]
     culprit = incident.culprit
     has_own_origin = culprit is not None and culprit.external is None
     if incident.code != "PD105" and (has_own_origin or culprit is None):
-        return Plan(incident.step, incident.step + 1)
+        return range(incident.step, incident.step + 1)
     first = incident.last_finite + 1 if incident.last_finite is not None else 0
-    return Plan(max(first, incident.step + 1 - MAX_TRACED, 0), incident.step + 1)
+    return range(max(first, incident.step + 1 - MAX_TRACED, 0), incident.step + 1)
 
 
 @dataclass(frozen=True)

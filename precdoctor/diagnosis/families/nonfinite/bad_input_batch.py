@@ -162,13 +162,8 @@ def _harmless_finding(
 def _extreme_findings(view: RunView, options: Options) -> list[Finding]:
     """One finding per argument and process with extreme batches; of ranks with the same step, the most confident."""
     by_argument = grouped(((e.process, e.key), e) for e in _extremes(view, options))
-    by_event: dict[tuple[Key, int], Finding] = {}
-    for extremes in by_argument.values():
-        finding = _extreme_finding(view, extremes, options)
-        event = (extremes[0].key, extremes[0].step)
-        if event not in by_event or finding.confidence > by_event[event].confidence:
-            by_event[event] = finding
-    return list(by_event.values())
+    findings = (((e[0].key, e[0].step), _extreme_finding(view, e, options)) for e in by_argument.values())
+    return [max(found, key=lambda f: f.confidence) for found in grouped(findings).values()]
 
 
 def _extremes(view: RunView, options: Options) -> Iterator[_ExtremeBatch]:

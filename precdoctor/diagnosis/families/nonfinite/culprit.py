@@ -56,7 +56,7 @@ def culprit_at(view: RunView, process: Process, step: int) -> Culprit | None:
     if cause.name == "optimizer-division-by-zero" and not at.op.name.startswith("optim."):
         flushed = next((words for o in at.op.operands if (words := flushed_eps(view, o.dtype))), "")
         cause = replace(cause, why=f"{cause.why}; {flushed}") if flushed else rounded_divisor(replay, at.op, cause)
-    culprit = Culprit(replay, at, culprit_phase(view, replay, at), cause)
+    culprit = Culprit(**vars(at), replay=replay, phase=culprit_phase(view, replay, at), cause=cause)
     if cause.name == "nonfinite-input-batch":
         return replace(culprit, cause=data_cause(replay, culprit.data, cause.why))
     return culprit
@@ -197,17 +197,14 @@ def _turning_point(replay: Replay, after: int) -> Op | None:
 
 def _first_nan(replay: Replay, after: int) -> Op | None:
     """The first op after index ``after`` that made a NaN of infinities; None if none did."""
-    return next((op for i in replay.path if i > after and _has_new_nan(op := replay.ops[i])), None)
+    later = (replay.ops[i] for i in replay.path if i > after)
+    made = (op for op in later if op.bad_out & NAN and any(op.bad_in))
+    return next((op for op in made if not any(bad & NAN for bad in op.bad_in)), None)
 
 
 def _is_worse_than_mask(op: Op) -> bool:
     """Whether a result of the op holds NaN or +Inf, so that it is no mask."""
     return bool(op.bad_out & (NAN | POS_INF))
-
-
-def _has_new_nan(op: Op) -> bool:
-    """Whether the op made NaN of infinities, and read no NaN."""
-    return bool(op.bad_out & NAN) and any(op.bad_in) and not any(bad & NAN for bad in op.bad_in)
 
 
 def _harmed_by_mask(op: Op) -> bool:
@@ -283,7 +280,6 @@ def _external_cause(op: Op, external: tuple[str, str], *, of_target: bool, live:
 
 
 def _mask_cause(op: Op) -> Cause:
-    """The cause if the op turned an intended infinity into NaN or +Inf."""
     if op.short in SOFTMAXES or "attention" in op.short:
         return Cause("softmax-fully-masked", 0.95, "a row of its input holds nothing but -inf")
     if op.short in {"mul", "mm", "bmm", "addmm", "baddbmm"}:

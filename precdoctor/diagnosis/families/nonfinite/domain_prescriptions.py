@@ -17,7 +17,7 @@ from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import SQUARES, T
 from precdoctor.diagnosis.families.nonfinite.incident import Culprit, Incident
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
-from precdoctor.numerics.formats import FP32
+from precdoctor.numerics.formats import FP32, Format
 
 #: Lower and upper end of a function's domain; functions that are missing here are defined from 0 on.
 _DOMAINS: dict[str, tuple[float, float | None]] = {
@@ -31,6 +31,8 @@ _TINY = 1e-12
 _NARROW_EPS = 1e-3
 #: Distance from the end of a domain that survives one rounding in FP32.
 _EDGE_MARGIN = 1e-6
+#: The snippet for a mask with a finite number.
+FINITE_MASK = "scores = scores.masked_fill(~mask, -1e4)  # finite in FP16, BF16 and FP32; exp of it is 0\n"
 #: What a snippet for an ``exp`` begins with if the log holds only the result.
 _OF_UNKNOWN = """import torch
 
@@ -41,30 +43,46 @@ _OF_UNKNOWN = """import torch
 
 def stop_and_inspect(_view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     """Stop on the first bad value, at the module or, outside of modules, at the line, and inspect the operands."""
-    inside, bad = culprit.op.module or culprit.replay.root, culprit.bad_elements
-    predicted = {"stops_at_step": incident.step, **({"nonfinite_elements": bad} if bad else {})}
-    if not inside and culprit.op.source is not None and not culprit.op.in_library:
-        return Prescription(
-            title=f"stop{culprit.at_line} on the first bad value and inspect the operands",
-            change={"line": f"{culprit.op.source.file}:{culprit.op.source.line}"},
-            predicted=predicted,
-            snippet=snippets.stop_behind_line(),
-        )
+    module, root, source = culprit.op.module, culprit.replay.root, culprit.op.source
+    if module or root or source is None or culprit.op.in_library:
+        return stop_at(incident, module, root, culprit.bad_elements)
     return Prescription(
-        title=f"stop at {f'`{inside}`' if inside else 'the model'} on the first bad value and inspect its inputs",
-        change={"module": culprit.op.module, "hook": "forward"},
-        predicted=predicted,
-        snippet=snippets.halt_on_nonfinite(culprit.op.module or ""),
+        title=f"stop{culprit.at_line} on the first bad value and inspect the operands",
+        change={"line": f"{source.file}:{source.line}"},
+        predicted=_stops(incident, culprit.bad_elements),
+        snippet=snippets.stop_behind_line(),
     )
 
 
-def clamp_log(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
-    """Clamp the operand of a logarithm at the smallest normal FP32 number."""
-    operand, smallest = culprit.op.first_operand, FP32.min_normal
-    dtype = operand.dtype if operand is not None else ""
-    at_most_zero = operand.zero + operand.negative if operand is not None else None
+def stop_at(incident: Incident, module: str | None, root: str, bad: int, reach: float | None = None) -> Prescription:
+    """Stop at the first non-finite output of a module.
+
+    Args:
+        bad: the number of non-finite elements; 0 if unknown.
+        reach: the largest magnitude among the module's inputs; None if unknown.
+    """
+    inside, reached = module or root, f" (they reached {reach:.4g})" if reach is not None else ""
     return Prescription(
-        title=f"clamp the operand of log at {smallest:.3g}{culprit.at_line}, or work with log-probabilities throughout",
+        title=f"stop at {f'`{inside}`' if inside else 'the model'} on the first bad value and inspect its inputs"
+        + reached,
+        change={"module": module, "hook": "forward"},
+        predicted=_stops(incident, bad),
+        snippet=snippets.halt_on_nonfinite(module or ""),
+    )
+
+
+def _stops(incident: Incident, bad: int) -> dict[str, int]:
+    return {"stops_at_step": incident.step} | ({"nonfinite_elements": bad} if bad else {})
+
+
+def clamp_log(dtype: str, at_most_zero: int | None, line: str = "") -> Prescription:
+    """Clamp the operand of a logarithm at the smallest normal FP32 number.
+
+    For a smaller p the gradient of log, 1 / p, leaves FP32's range. ``at_most_zero``: how many elements are 0 or less.
+    """
+    smallest = FP32.min_normal
+    return Prescription(
+        title=f"clamp the operand of log at {smallest:.3g}{line}, or work with log-probabilities throughout",
         change={"clamp_min": smallest},
         predicted={
             "values_at_or_below_zero": {"from": at_most_zero, "to": 0},
@@ -112,21 +130,25 @@ def clamp_exponent(view: RunView, incident: Incident, culprit: Culprit) -> Presc
     fmt = known_format(operand.dtype) if operand is not None else culprit.op.result_format
     if fmt is None or (culprit.op.short != "exp" if operand is None else operand.max is None):
         return stop_and_inspect(view, incident, culprit)
-    largest = math.floor(math.log(fmt.max))
     if operand is not None and culprit.op.short in TWO_SIDED:
-        return _clamp_both_sides(culprit, largest, operand)
-    exponent = {"largest_exponent": {"from": operand.max, "to": largest}} if operand is not None else {}
+        return _clamp_both_sides(culprit, math.floor(math.log(fmt.max)), operand)
+    return clamp_exp(fmt, operand.max if operand is not None else None, culprit.bad_elements, culprit.at_line)
+
+
+def clamp_exp(fmt: Format, reach: float | None, inf: int, line: str = "") -> Prescription:
+    """Clamp the operand of ``exp``, which reaches ``reach`` (None if unknown) and gives ``inf`` infinities."""
+    largest = math.floor(math.log(fmt.max))
+    exponent = {"largest_exponent": {"from": reach, "to": largest}} if reach is not None else {}
     return Prescription(
-        title=f"clamp the operand of exp at {largest}{culprit.at_line}, or subtract the maximum first (logsumexp)",
+        title=f"clamp the operand of exp at {largest}{line}, or subtract the maximum first (logsumexp)",
         change={"clamp_max": largest},
-        predicted={**exponent, "inf": {"from": culprit.bad_elements, "to": 0}},
-        snippet=f"{_OF_UNKNOWN if operand is None else ''}"
+        predicted={**exponent, "inf": {"from": inf, "to": 0}},
+        snippet=f"{_OF_UNKNOWN if reach is None else ''}"
         f"y = x.clamp(max={largest}).exp()  # exp({largest}) is finite in {fmt.name}\n",
     )
 
 
 def _clamp_both_sides(culprit: Culprit, largest: int, operand: Operand) -> Prescription:
-    """Clamp the operand of ``sinh`` or ``cosh`` on both sides."""
     name = culprit.op.short
     return Prescription(
         title=f"clamp the operand of {name} to -{largest} .. {largest}{culprit.at_line}; "
@@ -158,7 +180,6 @@ def bound_operand(culprit: Culprit) -> Prescription | None:
 
 
 def _clamp_power(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
-    """Clamp the exponent of a power so that the largest base stays in range."""
     exponent, base = culprit.op.operand("exponent"), culprit.op.operand("self")
     reach = base.amax if base is not None else real(culprit.op.settings.get("self"))
     fmt = culprit.op.result_format
@@ -193,32 +214,28 @@ def _prune_magnitude(culprit: Culprit) -> Prescription:
 
 
 def eps_inside_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
-    """Add a small constant under a root, because its derivative at 0 is infinite."""
-    return Prescription(
-        title=f"add a small constant inside the root{culprit.at_line}{_zeros_words(culprit)}",
-        change={"eps": {"from": 0.0, "to": 1e-12}, "module": culprit.op.module},
-        predicted={**culprit.predicted_effect, "largest_derivative": 0.5 / math.sqrt(1e-12)},
-        snippet="import torch\n\ny = torch.sqrt(x + 1e-12)  # the derivative at 0 is 5e5, not infinite\n",
-    )
+    """Add a small constant under a root, because its derivative at 0 is infinite.
 
-
-def norm_as_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
-    """Write a norm, which has no derivative at 0 and no eps argument, as the root of a sum of squares plus an eps."""
-    forward_op = culprit.forward_op
-    name = forward_op.short if forward_op is not None else "the norm"
-    sums = "dx.square() + dy.square()" if name == "hypot" else "x.square().sum(-1)"
+    A norm, which has no derivative at 0 and no eps argument, is written as the root of a sum of squares first.
+    """
+    title, inside = f"add a small constant inside the root{culprit.at_line}{_zeros_words(culprit)}", "x"
+    largest, there = 0.5 / math.sqrt(_TINY), "the derivative at 0 is 5e5, not infinite"
+    if culprit.cause.name == "norm-gradient-at-zero":
+        name = culprit.forward_op.short if culprit.forward_op is not None else "the norm"
+        title = f"write {name}{culprit.at_line} as the root of a sum of squares and a small constant"
+        inside = "dx.square() + dy.square()" if name == "hypot" else "x.square().sum(-1)"
+        largest, there = 1.0, "at 0 the derivative is 0, not 0 / 0"
     return Prescription(
-        title=f"write {name}{culprit.at_line} as the root of a sum of squares and a small constant",
-        change={"eps": {"from": 0.0, "to": 1e-12}, "module": culprit.op.module},
-        predicted={**culprit.predicted_effect, "largest_derivative": 1.0},
-        snippet=f"import torch\n\ny = torch.sqrt({sums} + 1e-12)  # at 0 the derivative is 0, not 0 / 0\n",
+        title=title,
+        change={"eps": {"from": 0.0, "to": _TINY}, "module": culprit.op.module},
+        predicted={**culprit.predicted_effect, "largest_derivative": largest},
+        snippet=f"import torch\n\ny = torch.sqrt({inside} + {_TINY!r})  # {there}\n",
     )
 
 
 def _clamp_off_edge(culprit: Culprit) -> Prescription:
     """Clamp the operand to the inside of the domain, where the derivative is finite."""
-    made = culprit.forward_op
-    name = made.short if made is not None else (culprit.op.node or culprit.op.short).partition("Backward")[0].lower()
+    name = culprit.function_name
     clamp = _limits(name)
     limits, where = _limit_words(clamp)
     return Prescription(
@@ -246,9 +263,10 @@ def into_domain(view: RunView, incident: Incident, culprit: Culprit) -> Prescrip
     """Clamp the operand to the function's domain: rounding alone can push it past the end."""
     name, operand = culprit.op.short, culprit.op.first_operand
     power = culprit.op.settings.get("exponent") if name == "pow" else None
-    if operand is None or not (name in _DOMAINS or isinstance(power, (int, float))):
+    is_root = name in {"sqrt", "rsqrt"}
+    if operand is None or not (name in _DOMAINS or is_root or isinstance(power, (int, float))):
         return stop_and_inspect(view, incident, culprit)
-    clamp = {"min": _TINY} if name == "pow" else _limits(name)
+    clamp = {"min": _TINY} if is_root or name == "pow" else _limits(name)
     limits, where = _limit_words(clamp)
     call = f"pow({power})" if name == "pow" else f"{name}()"
     return Prescription(
@@ -290,7 +308,7 @@ def constant_that_fits(constant: float, culprit: Culprit) -> Prescription:
         "it fits into every format, and exp(-1e4) is 0",
         change={"constant": {"from": constant, "to": math.copysign(1e4, constant)}},
         predicted=culprit.predicted_effect,
-        snippet="scores = scores.masked_fill(~mask, -1e4)  # finite in FP16, BF16 and FP32\n",
+        snippet=FINITE_MASK,
     )
 
 
@@ -337,25 +355,18 @@ def _guard_divisor(culprit: Culprit) -> Prescription:
     )
 
 
-def clamp_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
+def clamp_root(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     """Clamp the operand of a root, or compute a variance without the difference of squares that made it negative."""
+    if SQUARES not in culprit.cause.why:
+        return into_domain(view, incident, culprit)
     operand = culprit.op.first_operand
-    lowest = operand.min if operand is not None else None
-    if SQUARES in culprit.cause.why:
-        narrow = operand is not None and is_narrow(operand.dtype)
-        return Prescription(
-            title=f"take the mean of squared differences{', in FP32,' if narrow else ''} as the variance"
-            + culprit.at_line,
-            change={"variance": {"from": "E[x^2] - E[x]^2", "to": "E[(x - E[x])^2]"}},
-            predicted={"smallest_operand": {"from": lowest, "to": 0.0}, "nan": {"from": culprit.bad_elements, "to": 0}},
-            snippet=("x = x.float()  # outside autocast; a difference of squares cancels\n" if narrow else "")
-            + "variance = (x - x.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)\n",
-        )
+    narrow = operand is not None and is_narrow(operand.dtype)
     return Prescription(
-        title=f"clamp the operand of {culprit.op.short} to where it is defined{culprit.at_line}",
-        change={"clamp": culprit.op.short},
-        predicted={"smallest_operand": {"from": lowest, "to": 1e-12}, "nan": {"from": culprit.bad_elements, "to": 0}},
-        snippet="y = x.clamp_min(1e-12).sqrt()  # rounding alone can push a sum of squares below 0\n",
+        title=f"take the mean of squared differences{', in FP32,' if narrow else ''} as the variance{culprit.at_line}",
+        change={"variance": {"from": "E[x^2] - E[x]^2", "to": "E[(x - E[x])^2]"}},
+        predicted=culprit.predicted_effect,
+        snippet=("x = x.float()  # outside autocast; a difference of squares cancels\n" if narrow else "")
+        + "variance = (x - x.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)\n",
     )
 
 
@@ -371,7 +382,7 @@ def guard_quotient(_view: RunView, _incident: Incident, culprit: Culprit) -> Pre
     return _guard_divisor(culprit)
 
 
-def away_from_pole(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
+def away_from_pole(culprit: Culprit) -> Prescription:
     """Move the operand away from the point where its derivative is infinite: 0, or the edge of a domain."""
     quotient = (culprit.op.node or "").startswith(("Div", "Reciprocal"))
     return _guard_divisor(culprit) if quotient else _clamp_off_edge(culprit)

@@ -141,7 +141,6 @@ def _zeroes_gradient(op: Op) -> bool:
 
 
 def _producers(replay: Replay, ops: Iterable[Op]) -> Iterable[Op]:
-    """The backward ops that made the operands of ``ops``."""
     indices = dict.fromkeys(i for op in ops for m in op.makers for i in m if isinstance(i, int))
     return (o for i in indices if (o := replay.ops.get(i)) is not None and o.phase == "backward")
 

@@ -16,7 +16,7 @@ from precdoctor.diagnosis.analyses.origin import Origin, Sighting
 from precdoctor.diagnosis.claims.finding import Phase, Prescription, Source, at_line
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.divergence.onset import Divergence
-from precdoctor.diagnosis.survey.rows import TensorRow
+from precdoctor.diagnosis.survey.rows import TensorRow, known_format
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 #: Rules whose findings precede a non-finite value or show the same fault in other numbers, at any step.
@@ -89,24 +89,13 @@ class CulpritOp:
         return delivered_tensor(bad_data, as_read("", operand))
 
 
-@dataclass(frozen=True)
-class Culprit:
+@dataclass(frozen=True, kw_only=True)
+class Culprit(CulpritOp):
     """The op that a replayed incident is attributed to, and why it failed."""
 
     replay: Replay
-    at: CulpritOp
     phase: Phase
     cause: Cause
-
-    @property
-    def op(self) -> Op:
-        """The op that made the value; for a tensor that was non-finite before the step, the first op that read it."""
-        return self.at.op
-
-    @property
-    def external(self) -> tuple[str, str] | None:
-        """Kind and name of the tensor that was non-finite before the step; None if the op made the value itself."""
-        return self.at.external
 
     @property
     def at_line(self) -> str:
@@ -124,11 +113,6 @@ class Culprit:
     def is_line_read(self) -> bool:
         """Whether the line of loss code that made the tensor was read from the source, and no replay ran it."""
         return bool(self.made_at) and self.external == ("constant", "")
-
-    @property
-    def between_roots(self) -> bool:
-        """Whether code between two top-level modules made the value, from the output of the first one."""
-        return self.external is not None and self.external[0] == "argument"
 
     @property
     def certainty(self) -> float:
@@ -151,6 +135,17 @@ class Culprit:
         return self.replay.ops.get(self.op.forward) if self.op.forward is not None else None
 
     @property
+    def function(self) -> Op | None:
+        """The forward op that the op is, or whose derivative it computes; None if the log lacks it."""
+        return self.forward_op if self.op.phase == "backward" else self.op
+
+    @property
+    def function_name(self) -> str:
+        """Short name of :attr:`function`: ``log`` for ``log`` and for ``LogBackward0``."""
+        made = self.function
+        return made.short if made is not None else (self.op.node or self.op.short).partition("Backward")[0].lower()
+
+    @property
     def predicted_effect(self) -> dict[str, Any]:
         """A prescription's predicted effect if all results of the op become finite."""
         return {"nonfinite_elements": {"from": self.bad_elements, "to": 0}}
@@ -161,7 +156,7 @@ class Culprit:
         if self.external is None:
             return None
         argument = next((o for o in self.replay.batch if o.argument == self.external[1]), None)
-        return argument if argument is not None and self.external[1] else self.at.external_operand
+        return argument if argument is not None and self.external[1] else self.external_operand
 
     @property
     def data(self) -> BadTensor | None:
@@ -171,7 +166,7 @@ class Culprit:
             return None
         if tensor is None or not tensor.bad:
             return delivered[0] if len(delivered) == 1 else None
-        read = as_read("the target" if self.at.of_target else field_words(self.external[1], "argument"), tensor)
+        read = as_read("the target" if self.of_target else field_words(self.external[1], "argument"), tensor)
         spoilt_later = self.external[0] == "batch" and self.replay.data_is_finite
         return delivered_tensor(delivered, read) or (None if spoilt_later else read)
 
@@ -314,6 +309,16 @@ class Incident:
     def held_words(self, view: RunView, row: TensorRow) -> str:
         """``At step 37, `blocks.0` output (float16) holds 12 NaN of 4,096 elements; limit 0.``"""
         return f"{self.at_step(view).capitalize()}, {row.label} ({row.dtype}) holds {row.count_words()}; limit 0."
+
+    def preceding_words(self, row: TensorRow, before: TensorRow | None) -> str:
+        """A sentence on the last finite tensor before the origin ``row``; empty if the log has none."""
+        if before is None or before.amax is None:
+            return ""
+        fmt, in_loss = known_format(row.dtype), self.phase is Phase.LOSS
+        zeros = f" and holds {plural(before.zero, 'exact zero')}" if in_loss and before.zero else ""
+        limit = f"; {row.dtype} ends at {fmt.max:.6g}" if fmt is not None else ""
+        reach = f"{before.label}, reaches {before.amax:.4g}{zeros}{limit}"
+        return f" Everything before it is finite; the last tensor, {reach}."
 
     def unrecorded_message(self, view: RunView, what: str) -> str:
         """The message for a step whose tensors are not in the log."""

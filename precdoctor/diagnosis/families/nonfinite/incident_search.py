@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any
 
@@ -53,122 +53,20 @@ def _priority(incident: Incident) -> tuple[object, ...]:
     return (incident.step, received, _PHASE_ORDER.index(incident.phase), *unknown, incident.process)
 
 
-# -- one process ------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """A bad step of a process.
 
-
-def _process_incidents(view: RunView, process: Process) -> list[Incident]:
-    """The incidents of one process in order of step, without those that follow from an earlier one."""
-    bad_steps = incident_steps(view).get(process, {})
-    order = [f.step for f in view.timeline.get(process, ())] or sorted(bad_steps)
-    found = [
-        _with_outcome(view, incident, episode, bad_steps, order)
-        for episode in islice(episodes(view, process, order, bad_steps), MAX_INCIDENTS)
-        if (incident := _find_incident(_Step(view, process, episode[0], bad_steps))) is not None
-    ]
-    return without_consequences(view, found)
-
-
-def _with_outcome(
-    view: RunView,
-    incident: Incident,
-    episode: Sequence[int],
-    bad_steps: Mapping[int, frozenset[str]],
-    order: Sequence[int],
-) -> Incident:
-    """Add what the surrounding steps show: the last finite step, the last bad one, whether training recovered.
-
-    Args:
-        episode: the consecutive bad steps that begin with the incident's.
+    Attributes:
         bad_steps: all bad steps of the process, with the kinds of their non-finite tensors.
         order: all steps of the process.
     """
-    facts = [view.step_facts(incident.process, s) for s in episode]
-    replay = replay_at(view, incident.process, incident.step)
-    if replay is not None and replay.evaluation:
-        return _with_evaluation(incident, replay, order)
-    given_up = replay is not None and replay.given_up
-    skipped = all(f is not None and (f.skipped or given_up) for f in facts)
-    inference = all(f is not None and f.inference for f in facts)
-    later = [s for s in order if s > episode[-1] and s not in bad_steps]
-    followed = any(not ((f := view.step_facts(incident.process, s)) and f.skipped) for s in later)
-    followed = followed or (given_up and all(f is not None and f.complete for f in facts))
-    clean_steps = [
-        s
-        for s in order
-        if s < incident.step
-        and s not in bad_steps
-        and (not (f := view.step_facts(incident.process, s)) or is_well(view, incident.process, f))
-    ]
-    visible = (s for s in episode[1:] if bad_steps[s] & {"loss", *GRADIENTS})
-    return replace(
-        incident,
-        shown_at=next(visible, None) if incident.poison is not None else None,
-        last_finite=None if inference else _last_finite(view, incident, clean_steps, order),
-        inference=inference,
-        last_step=episode[-1],
-        bad_steps=len(episode),
-        recovered=skipped and followed,
-        skipped_by="script" if given_up else _skipped_by(view, [f for f in facts if f is not None]),
-        passed=followed or len(episode) == 1,
-        ranks=(incident.process.rank,),
-        occurrences=(incident.step,),
-    )
-
-
-def _with_evaluation(incident: Incident, replay: Replay, order: Sequence[int]) -> Incident:
-    """Add that a call without gradients is non-finite; so is the training if the call read a bad weight or buffer.
-
-    ``order``: all steps of the process. The one before the call may have spoilt the weight.
-    """
-    external = incident.culprit.external if incident.culprit is not None else None
-    spoilt = external is not None and external[0] in ("weight", "buffer")
-    return replace(
-        incident,
-        last_finite=max((s for s in order if s < incident.step), default=None) if spoilt else incident.step,
-        last_step=incident.step,
-        recovered=not spoilt,
-        skipped_by="evaluation",
-        bad_samples=replay.bad_samples,
-        passed=True,
-        ranks=(incident.process.rank,),
-        occurrences=(incident.step,),
-    )
-
-
-def _skipped_by(view: RunView, steps: Sequence[StepFacts]) -> str:
-    """What skips bad steps: ``scaler``, ``policy`` (``--on-nonfinite skip``), empty if unknown."""
-    if any(s.loss_scale is not None or s.found_inf is not None for s in steps):
-        return "scaler"
-    options = view.run.info.get("options")
-    return "policy" if isinstance(options, Mapping) and options.get("on_nonfinite") == "skip" else ""
-
-
-def _last_finite(view: RunView, incident: Incident, clean_steps: Sequence[int], order: Sequence[int]) -> int | None:
-    """The last step after which weights, optimizer state and buffers were all finite, as far as the log shows.
-
-    ``clean_steps`` are the healthy steps before the incident.
-    """
-    replay = replay_at(view, incident.process, incident.step)
-    if replay is not None and replay.finite_before:
-        return max((s for s in order if s < incident.step), default=None)
-    if clean_steps and (incident.unrecorded is not None or incident.how == "between"):
-        clean_steps = clean_steps[:-1]  # the update of the last clean step may have made the weights non-finite
-    last = clean_steps[-1] if clean_steps else None
-    finite = [p.last_finite for p in incident.poison.poisoned if p.last_finite is not None] if incident.poison else []
-    return min([last, *finite]) if last is not None else None
-
-
-# -- one step ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class _Step:
-    """A bad step of a process; ``bad_steps`` holds all bad steps of the process with their non-finite kinds."""
 
     view: RunView
     process: Process
     number: int
     bad_steps: Mapping[int, frozenset[str]]
+    order: Sequence[int]
 
     @cached_property
     def rows(self) -> list[TensorRow]:
@@ -189,8 +87,103 @@ class _Step:
 
     def incident(self, phase: Phase, cause: Cause, origin: Origin | None = None, **more: Any) -> Incident:
         """The incident that begins here, reported by the rule for its phase."""
-        code = _CODE_OF_PHASE.get(phase, "PD105")
-        return Incident(code, self.process, self.number, phase, origin, cause, **more)
+        code, step, ranks = _CODE_OF_PHASE.get(phase, "PD105"), self.number, (self.process.rank,)
+        return Incident(
+            code, self.process, step, phase, origin, cause, last_step=step, ranks=ranks, occurrences=(step,), **more
+        )
+
+
+# -- one process ------------------------------------------------------------------------------------------------------
+
+
+def _process_incidents(view: RunView, process: Process) -> list[Incident]:
+    """The incidents of one process in order of step, without those that follow from an earlier one."""
+    bad_steps = incident_steps(view).get(process, {})
+    order = [f.step for f in view.timeline.get(process, ())] or sorted(bad_steps)
+    found = []
+    for episode in islice(episodes(view, process, order, bad_steps), MAX_INCIDENTS):
+        at = _Step(view, process, episode[0], bad_steps, order)
+        if (incident := _find_incident(at)) is not None:
+            found.append(_with_outcome(at, incident, episode))
+    return without_consequences(view, found)
+
+
+def _with_outcome(at: _Step, incident: Incident, episode: Sequence[int]) -> Incident:
+    """Add what the surrounding steps show: the last finite step, the last bad one, whether training recovered.
+
+    ``episode``: the consecutive bad steps that begin with the incident's.
+    """
+    facts_of = partial(at.view.step_facts, at.process)
+    facts = [facts_of(s) for s in episode]
+    replay = replay_at(at.view, at.process, incident.step)
+    if replay is not None and replay.evaluation:
+        return _with_evaluation(at, incident, replay)
+    given_up = replay is not None and replay.given_up
+    skipped = all(f is not None and (f.skipped or given_up) for f in facts)
+    inference = all(f is not None and f.inference for f in facts)
+    later = [s for s in at.order if s > episode[-1] and s not in at.bad_steps]
+    followed = any(not ((f := facts_of(s)) and f.skipped) for s in later)
+    followed = followed or (given_up and all(f is not None and f.complete for f in facts))
+    clean_steps = [
+        s
+        for s in at.order
+        if s < incident.step and s not in at.bad_steps and (not (f := facts_of(s)) or is_well(at.view, at.process, f))
+    ]
+    visible = (s for s in episode[1:] if at.bad_steps[s] & {"loss", *GRADIENTS})
+    return replace(
+        incident,
+        shown_at=next(visible, None) if incident.poison is not None else None,
+        last_finite=None if inference else _last_finite(at, incident, clean_steps),
+        inference=inference,
+        last_step=episode[-1],
+        bad_steps=len(episode),
+        recovered=skipped and followed,
+        skipped_by="script" if given_up else _skipped_by(at.view, [f for f in facts if f is not None]),
+        passed=followed or len(episode) == 1,
+    )
+
+
+def _with_evaluation(at: _Step, incident: Incident, replay: Replay) -> Incident:
+    """Add that a call without gradients is non-finite; so is the training if the call read a bad weight or buffer.
+
+    The step before the call may have spoilt it.
+    """
+    external = incident.culprit.external if incident.culprit is not None else None
+    spoilt = external is not None and external[0] in ("weight", "buffer")
+    return replace(
+        incident,
+        last_finite=max((s for s in at.order if s < incident.step), default=None) if spoilt else incident.step,
+        recovered=not spoilt,
+        skipped_by="evaluation",
+        bad_samples=replay.bad_samples,
+        passed=True,
+    )
+
+
+def _skipped_by(view: RunView, steps: Sequence[StepFacts]) -> str:
+    """What skips bad steps: ``scaler``, ``policy`` (``--on-nonfinite skip``), empty if unknown."""
+    if any(s.loss_scale is not None or s.found_inf is not None for s in steps):
+        return "scaler"
+    options = view.run.info.get("options")
+    return "policy" if isinstance(options, Mapping) and options.get("on_nonfinite") == "skip" else ""
+
+
+def _last_finite(at: _Step, incident: Incident, clean_steps: Sequence[int]) -> int | None:
+    """The last step after which weights, optimizer state and buffers were all finite, as far as the log shows.
+
+    ``clean_steps`` are the healthy steps before the incident.
+    """
+    replay = replay_at(at.view, at.process, incident.step)
+    if replay is not None and replay.finite_before:
+        return max((s for s in at.order if s < incident.step), default=None)
+    if clean_steps and (incident.unrecorded is not None or incident.how == "between"):
+        clean_steps = clean_steps[:-1]  # the update of the last clean step may have made the weights non-finite
+    last = clean_steps[-1] if clean_steps else None
+    finite = [p.last_finite for p in incident.poison.poisoned if p.last_finite is not None] if incident.poison else []
+    return min([last, *finite]) if last is not None else None
+
+
+# -- one step ---------------------------------------------------------------------------------------------------------
 
 
 def _find_incident(at: _Step) -> Incident | None:
@@ -211,7 +204,8 @@ def _find_incident(at: _Step) -> Incident | None:
         base = replace(base, how="")  # the forward pass of this step made the weight non-finite
     if base is not None and base.how == "between" and not in_optimizer:
         return base
-    if culprit.between_roots and base is not None and base.origin is not None:
+    between_roots = culprit.external is not None and culprit.external[0] == "argument"
+    if between_roots and base is not None and base.origin is not None:
         return base  # code that no replay reaches made the value: the tensors on both sides of that code say more
     code = _CODE_OF_PHASE.get(culprit.phase, "PD105")
     if base is None:

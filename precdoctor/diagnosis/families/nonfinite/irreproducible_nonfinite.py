@@ -84,7 +84,6 @@ def _least_headroom(view: RunView, process: Process, step: int) -> float | None:
 
 
 def _others_finite(view: RunView, incident: Incident) -> int:
-    """Number of other ranks with a finite loss at the incident's step."""
     others = (view.step_facts(p, incident.step) for p in view.processes if p.rank != incident.process.rank)
     return sum(f is not None and f.loss is not None and not f.loss_is_bad for f in others)
 

@@ -27,7 +27,7 @@ def without_consequences(view: RunView, incidents: Sequence[Incident]) -> list[I
     may be finite in between.
     """
     known = _without_poisoned(incidents)
-    return _merged(known, lambda first, later: _follows_from_weights(view, later, first), _with_later_steps)
+    return _merged(known, lambda first, later: _follows_from_weights(view, later, first), _with_bad_steps)
 
 
 def _merged(
@@ -55,7 +55,7 @@ def _without_poisoned(incidents: Sequence[Incident]) -> list[Incident]:
     for incident in incidents:
         host = next((k for k, p in enumerate(result) if p.poison and _reads_poisoned(incident, p.poison)), None)
         if host is not None:
-            first = _with_later_steps(result[host], incident)
+            first = _with_bad_steps(result[host], incident)
             result[host] = replace(first, shown_at=incident.step if first.shown_at is None else first.shown_at)
             continue
         earlier = [p.last_finite for p in result if p.poison is not None and p.step < incident.step]
@@ -66,10 +66,6 @@ def _without_poisoned(incidents: Sequence[Incident]) -> list[Incident]:
         else:
             result.append(incident)
     return result
-
-
-def _with_later_steps(first: Incident, later: Incident) -> Incident:
-    return replace(first, last_step=later.last_step, bad_steps=first.bad_steps + later.bad_steps)
 
 
 def _reads_poisoned(incident: Incident, poison: Replay) -> bool:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
 from precdoctor.diagnosis.advice.narrow_formats import computes_narrow, widened
 from precdoctor.diagnosis.claims.finding import Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, makes_it_fall, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
-from precdoctor.diagnosis.claims.words import plural, there_are
+from precdoctor.diagnosis.families.nonfinite.domain_prescriptions import clamp_log
 from precdoctor.diagnosis.families.nonfinite.incident import LEAD_TO_NONFINITE, Incident, Report
 from precdoctor.diagnosis.families.nonfinite.incident_report import check_incidents, confidence_options
 from precdoctor.diagnosis.survey.view import RunView
-from precdoctor.numerics.formats import FP32
 
 PAGE = RulePage(
     finds="""
@@ -60,13 +59,10 @@ def _report(view: RunView, incident: Incident) -> Report:
     if origin is None:
         message = incident.unrecorded_message(view, "The loss is non-finite")
         return Report(f"the loss became non-finite {incident.at_step(view)}", message, _guard(view, incident))
-    row, after = origin.row, incident.preceding
+    row = origin.row
     maker = "the loss code" if origin.how == "loss" else origin.maker
     title = f"the loss became non-finite in {maker}{incident.cause.in_brackets}, the model's outputs are finite"
-    message = incident.held_words(view, row)
-    if after is not None and after.amax is not None:
-        zeros = f" and holds {plural(after.zero, 'exact zero')}" if after.zero else ""
-        message += f" The last tensor before it, {after.label}, is finite: it reaches {after.amax:.4g}{zeros}."
+    message = incident.held_words(view, row) + incident.preceding_words(row, incident.preceding)
     message += incident.cause.sentence
     return Report(title, f"{message} {incident.resume_advice}", _prescribe(view, incident))
 
@@ -74,16 +70,7 @@ def _report(view: RunView, incident: Incident) -> Report:
 def _prescribe(view: RunView, incident: Incident) -> Prescription:
     after = incident.preceding
     if incident.cause.name == "log-of-nonpositive" and after is not None:
-        smallest = FP32.min_normal  # for a smaller p the gradient of log, 1 / p, leaves FP32's range
-        return Prescription(
-            title=f"clamp the operand of log at {smallest:.3g}: {there_are(after.zero, 'element')} exactly 0",
-            change={"clamp_min": {"from": 0.0, "to": smallest}},
-            predicted={"zeros_into_log": {"from": after.zero, "to": 0}, "smallest_log": round(math.log(smallest), 1)},
-            snippet=(
-                f"import torch\n\nlog_p = {widened('p', after.dtype)}.clamp_min(torch.finfo(torch.float32).tiny).log()"
-                "  # or cross_entropy on the logits\n"
-            ),
-        )
+        return clamp_log(after.dtype, after.zero)
     if incident.cause.name == "exp-overflow" and after is not None:
         return Prescription(
             title=f"use logsumexp / log_softmax: exp of {after.amax:.4g} overflows",
@@ -99,23 +86,19 @@ def _guard(view: RunView, incident: Incident) -> Prescription:
     """Stop on a non-finite loss; if the run computes in a narrow format, also compute the loss in FP32."""
     after = incident.preceding
     reach = f" (logits reach {after.amax:.4g})" if after is not None and after.amax is not None else ""
+    title = f"stop at step {incident.step} on a non-finite loss and inspect what the loss code reads"
+    change: dict[str, Any] = {"check": "isfinite", "step": incident.step}
+    loss = "loss = loss_fn(output, target)\n"
+    if computes_narrow(view):
+        title = f"compute the loss in FP32 and stop at step {incident.step} on a non-finite value"
+        change = {"loss_dtype": "float32"}
+        loss = f"with torch.autocast({view.device!r}, enabled=False):\n    loss = loss_fn(output.float(), target)\n"
     stop = "if not torch.isfinite(loss):\n    raise FloatingPointError('loss is not finite')\n"
-    if not computes_narrow(view):
-        return Prescription(
-            title=f"stop at step {incident.step} on a non-finite loss and inspect what the loss code reads{reach}",
-            change={"check": "isfinite", "step": incident.step},
-            predicted={"stops_at_step": incident.step, "resume_from_step": incident.last_finite},
-            snippet=f"import torch\n\nloss = loss_fn(output, target)\n{stop}",
-        )
     return Prescription(
-        title=f"compute the loss in FP32 and stop at step {incident.step} on a non-finite value{reach}",
-        change={"loss_dtype": "float32"},
+        title=f"{title}{reach}",
+        change=change,
         predicted={"stops_at_step": incident.step, "resume_from_step": incident.last_finite},
-        snippet=(
-            "import torch\n\n"
-            f"with torch.autocast({view.device!r}, enabled=False):\n"
-            f"    loss = loss_fn(output.float(), target)\n{stop}"
-        ),
+        snippet=f"import torch\n\n{loss}{stop}",
     )
 
 

@@ -69,9 +69,8 @@ def _report(view: RunView, incident: Incident) -> Report:
     maker = "reduction, unscaling or clipping" if origin.how == "reduction" else origin.maker
     title = f"first non-finite gradient comes from {maker}{incident.cause.in_brackets}"
     message = f"{incident.held_words(view, row)} Forward pass and loss are finite."
-    after = incident.path[-2] if len(incident.path) > 1 else None
-    if after is not None and after.amax is not None and not after.bad:
-        message += f" The last finite tensor before it, {after.label}, reaches {after.amax:.4g}."
+    before = incident.path[-2] if len(incident.path) > 1 else None
+    message += incident.preceding_words(row, before) if before is not None and not before.bad else ""
     message += incident.cause.sentence + incident.headroom_words + incident.consequence_words
     return Report(title, f"{message} {incident.resume_advice}", _prescribe(view, incident))
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
+from precdoctor.diagnosis.analyses.origin import Origin
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, makes_it_fall, same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
+from precdoctor.diagnosis.families.nonfinite.domain_prescriptions import FINITE_MASK, clamp_exp, stop_at
 from precdoctor.diagnosis.families.nonfinite.incident import LEAD_TO_NONFINITE, Incident, Report
 from precdoctor.diagnosis.families.nonfinite.incident_report import check_incidents, confidence_options
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import lower_rate
-from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TensorRow, known_format
+from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, known_format
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import BF16, FP32
 
@@ -82,37 +82,24 @@ def _report(view: RunView, incident: Incident) -> Report:
     assert origin is not None, "an incident without recorded tensors is never PD101"
     row, before = origin.row, incident.preceding
     title = f"first non-finite value of the forward pass comes from {origin.maker}{incident.cause.in_brackets}"
-    message = incident.held_words(view, row)
-    message += _input_words(before, row)
+    message = incident.held_words(view, row) + incident.preceding_words(row, before)
     usual = max((s.neg_inf_share for s in incident.history), default=0.0) * row.numel
     if row.mask_like and usual:
         message += f" As on healthy steps, {usual:,.0f} -Inf are a mask; the other {row.neg_inf - usual:,.0f} are new."
     if before is not None and before.mask_like:
         message += f" Its input holds a mask with {before.neg_inf:,} -inf, which is legal and not the origin."
     message += incident.cause.sentence + incident.headroom_words + incident.consequence_words
-    return Report(title, f"{message} {incident.resume_advice}", _prescribe(view, incident, row))
+    return Report(title, f"{message} {incident.resume_advice}", _prescribe(view, incident, origin))
 
 
-def _input_words(after: TensorRow | None, row: TensorRow) -> str:
-    """A sentence on the last finite tensor before the origin ``row``; empty if the log has none."""
-    if after is None or after.amax is None:
-        return ""
-    fmt = known_format(row.dtype)
-    limit = f"; {row.dtype} ends at {fmt.max:.6g}" if fmt is not None else ""
-    return f" Everything before it is finite; the last tensor, {after.label}, reaches {after.amax:.4g}{limit}."
-
-
-def _prescribe(view: RunView, incident: Incident, row: TensorRow) -> Prescription:
-    origin = incident.origin
-    assert origin is not None, "an incident without recorded tensors is never PD101"
-    after = incident.preceding
-    if incident.cause.name == "softmax-fully-masked":
-        assert after is not None, "the cause comes from the tensor before"
+def _prescribe(view: RunView, incident: Incident, origin: Origin) -> Prescription:
+    row, after = origin.row, origin.after
+    if incident.cause.name == "softmax-fully-masked" and after is not None:
         return Prescription(
             title=f"use -1e4 in place of -inf in the mask ({after.neg_inf:,} elements), so that no row is empty",
             change={"mask_value": {"from": "-inf", "to": -1e4}, "module": origin.module},
             predicted={"nan": {"from": row.nan, "to": 0}, "masked": after.neg_inf},
-            snippet="scores = scores.masked_fill(~mask, -1e4)  # finite in FP16, BF16 and FP32; exp of it is 0\n",
+            snippet=FINITE_MASK,
         )
     narrow = known_format(row.dtype)
     if incident.cause.name == "matmul-overflow" and narrow is not None and narrow.exponent_bits >= FP32.exponent_bits:
@@ -131,20 +118,9 @@ def _prescribe(view: RunView, incident: Incident, row: TensorRow) -> Prescriptio
         title = f"run `{origin.module or origin.root}` in FP32 (inputs reach {after.amax:.4g})"
         return Prescription(title, change, predicted, snippets.run_in_float32(origin.module, view.device))
     if incident.cause.name == "exp-overflow" and narrow is not None and after is not None and after.amax:
-        largest = math.floor(math.log(narrow.max))
-        return Prescription(
-            title=f"clamp the operand of exp at {largest}: it reached {after.amax:.4g}",
-            change={"module": origin.module, "clamp_max": largest},
-            predicted={"largest_exponent": {"from": after.amax, "to": largest}, "inf": {"from": row.inf, "to": 0}},
-            snippet=f"y = x.clamp(max={largest}).exp()  # exp({largest}) is finite in {narrow.name}\n",
-        )
-    reach = f" (they reached {after.amax:.4g})" if after is not None and after.amax is not None else ""
-    return Prescription(
-        title=f"stop at `{origin.module or origin.root}` on the first bad value and inspect its inputs{reach}",
-        change={"module": origin.module, "hook": "forward"},
-        predicted={"stops_at_step": incident.step, "nonfinite_elements": row.non_finite},
-        snippet=snippets.halt_on_nonfinite(origin.module),
-    )
+        return clamp_exp(narrow, after.amax, row.inf)
+    reach = after.amax if after is not None else None
+    return stop_at(incident, origin.module, origin.root, row.non_finite, reach)
 
 
 RULE = Rule(

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from precdoctor.diagnosis.analyses.op_facts import BadSetting
-from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import there_are
 from precdoctor.diagnosis.families.nonfinite.incident import LEAD_TO_NONFINITE, Incident, Report
 from precdoctor.diagnosis.families.nonfinite.incident_report import check_incidents, confidence_options
-from precdoctor.diagnosis.families.nonfinite.op_prescriptions import finite_setting, weights_in_float32
+from precdoctor.diagnosis.families.nonfinite.op_prescriptions import finite_setting, lower_rate, weights_in_float32
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32
 
 #: Binades over which the finite values of uninitialised memory spread; a million normal numbers spread over 22.
 _UNINITIALISED_SPREAD = 64
+
+_CHECK_PARAMETERS = """import torch
+
+bad = [n for n, p in model.named_parameters() if not torch.isfinite(p).all()]
+if bad:  # before the first step: loaded so, or never initialised
+    raise ValueError(bad)
+"""
+_CHECK_CHECKPOINT = """import torch
+
+state = torch.load('checkpoint.pt', weights_only=True)
+bad = [n for n, t in state.items() if t.is_floating_point() and not torch.isfinite(t).all()]
+if bad:
+    raise ValueError(bad)
+model.load_state_dict(state)
+"""
 
 PAGE = RulePage(
     finds="""
@@ -104,37 +118,17 @@ def _prescribe(view: RunView, incident: Incident) -> Prescription:
         reason = f"{fmt.name}'s smallest number is {fmt.min_subnormal:.3g}"
         return weights_in_float32(view, fmt, reason, predicted)
     if incident.how == "optimizer":
-        lr = facts.lr if facts is not None and facts.lr else None
-        return Prescription(
-            title=f"lower the learning rate{f' from {lr:.3g} to {lr / 10:.3g}' if lr else ''} and clip the gradient",
-            change={"lr": {"from": lr, "to": lr / 10 if lr else None}},
-            predicted={"update_binades": -3.3},
-            snippet=snippets.lower_rate_and_clip(),
-        )
+        return lower_rate(view, incident)
     count = row.non_finite if row is not None else None
     now = f" ({there_are(count, 'element')} non-finite now)" if count else ""
+    what, snippet = "load a finite checkpoint and check it", _CHECK_CHECKPOINT
     if incident.how == "start":
-        return Prescription(
-            title=f"initialise every parameter, or load a finite checkpoint{now}",
-            change={"checkpoint_at_or_before": None},
-            predicted={"nonfinite_elements": {"from": count, "to": 0}},
-            snippet=(
-                "import torch\n\n"
-                "bad = [n for n, p in model.named_parameters() if not torch.isfinite(p).all()]\n"
-                "if bad:  # before the first step: loaded so, or never initialised\n    raise ValueError(bad)\n"
-            ),
-        )
+        what, snippet = "initialise every parameter, or load a finite checkpoint", _CHECK_PARAMETERS
     return Prescription(
-        title=f"load a finite checkpoint and check it{now}",
+        title=f"{what}{now}",
         change={"checkpoint_at_or_before": incident.last_finite},
         predicted={"nonfinite_elements": {"from": count, "to": 0}},
-        snippet=(
-            "import torch\n\n"
-            "state = torch.load('checkpoint.pt', weights_only=True)\n"
-            "bad = [n for n, t in state.items() if t.is_floating_point() and not torch.isfinite(t).all()]\n"
-            "if bad:\n    raise ValueError(bad)\n"
-            "model.load_state_dict(state)\n"
-        ),
+        snippet=snippet,
     )
 
 

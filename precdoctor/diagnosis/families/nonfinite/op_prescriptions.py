@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from statistics import median
 from typing import Any
 
 from precdoctor.diagnosis.advice.wide_weights import wide_weights
@@ -16,7 +15,7 @@ from precdoctor.diagnosis.analyses.bad_data import mend_data
 from precdoctor.diagnosis.analyses.op_facts import BadSetting, Poisoned
 from precdoctor.diagnosis.claims import finding, snippets
 from precdoctor.diagnosis.claims.finding import Phase, Prescription, Source, at_line
-from precdoctor.diagnosis.divergence.onset import healthy_norms
+from precdoctor.diagnosis.divergence.onset import clip_level, healthy_norms
 from precdoctor.diagnosis.families.nonfinite import domain_prescriptions as domains
 from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import (
     MAY_BE_ROUNDED,
@@ -31,10 +30,8 @@ from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import BF16, FP16, FP32, Format
 
-#: Minimum number of healthy norms whose median is the clip level; with fewer the level is 1, as in most recipes.
-_MIN_NORMS = 8
-#: Factor over the usual gradient norm above which gradients count as exploded: the ``norm_factor`` of PD605.
-_EXPLOSION_FACTOR = 4.0
+#: Factor over the clip level (twice the usual norm) from which gradients have exploded: the ``norm_factor`` of PD605.
+_EXPLODED = 2.0
 #: The condition that a call's arguments have to meet, by cause.
 _CONDITIONS = {
     "division-by-zero": "what {op} divides by must not be 0",
@@ -57,8 +54,8 @@ def prescribe(view: RunView, incident: Incident, culprit: Culprit) -> Prescripti
     remedy = _BY_CAUSE.get(culprit.cause.name or "", domains.stop_and_inspect)
     if remedy is domains.stop_and_inspect and incident.poison is not None:
         return finite_buffer(incident, incident.poison.poisoned[0])
-    if remedy is domains.stop_and_inspect and culprit.at.mask is not None:
-        return _leave_out_masked(culprit)
+    if remedy is domains.stop_and_inspect and culprit.mask is not None:
+        return _mend_mask(view, incident, culprit)
     if culprit.op.in_library and culprit.external is None and culprit.cause.name in _AT_LINE:
         return change_the_call(view, incident, culprit)
     return remedy(view, incident, culprit)
@@ -135,9 +132,8 @@ def _clip_or_lower_rate(view: RunView, incident: Incident, culprit: Culprit) -> 
     """Clip if gradients exploded, else lower the learning rate: no format holds values beyond FP32's range."""
     steps = [s for s in view.timeline.get(incident.process, ()) if s.step < incident.step and s.grad_norm]
     norms = [s.grad_norm for s in steps if s.grad_norm is not None and math.isfinite(s.grad_norm)]
-    healthy = healthy_norms(steps)
-    level = median(healthy) if len(healthy) >= _MIN_NORMS else 1.0
-    if not norms or steps[-1].clip_norm is not None or norms[-1] <= _EXPLOSION_FACTOR * level:
+    level = clip_level(healthy_norms(steps))
+    if not norms or steps[-1].clip_norm is not None or norms[-1] <= _EXPLODED * level:
         if incident.last_finite is None:  # no step has applied the learning rate yet
             return domains.stop_and_inspect(view, incident, culprit)
         return lower_rate(view, incident)
@@ -167,19 +163,21 @@ def lower_rate(view: RunView, incident: Incident) -> Prescription:
     )
 
 
-def _mask_value(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
-    return Prescription(
-        title="use -1e4 in place of -inf in the mask, so that no row is empty, or leave out fully masked rows",
-        change={"mask_value": {"from": "-inf", "to": -1e4}, "module": culprit.op.module},
-        predicted={"nan": {"from": culprit.bad_elements, "to": 0}},
-        snippet="scores = scores.masked_fill(~mask, -1e4)  # finite in FP16, BF16 and FP32; exp of it is 0\n",
-    )
+def _mend_log(view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
+    if (better := domains.log_target(view, culprit) or log_of_logits(culprit)) is not None:
+        return better
+    operand = culprit.op.first_operand
+    if operand is None:
+        return domains.clamp_log("", None, culprit.at_line)
+    return domains.clamp_log(operand.dtype, operand.zero + operand.negative, culprit.at_line)
 
 
-def _leave_out_masked(culprit: Culprit) -> Prescription:
-    """Set what is masked to 0 before the op that turns ``-inf`` into something worse, or fill in a finite number."""
+def _mend_mask(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
+    """Mask with a finite number, or leave out what is masked before the op that makes something worse of ``-inf``."""
     op, mask = culprit.op, "use -1e4 in place of -inf in the mask"
-    if op.short.startswith("nll_loss"):
+    if culprit.cause.name == "softmax-fully-masked":
+        title, snippet = f"{mask}, so that no row is empty, or leave out fully masked rows", domains.FINITE_MASK
+    elif op.short.startswith("nll_loss"):
         title, snippet = f"do not mask the class of the target, or {mask}", "allowed[torch.arange(len(y)), y] = True\n"
     elif op.in_library or culprit.cause.name == "other":
         title = f"{mask}, or leave masked elements out of the sum"
@@ -192,14 +190,6 @@ def _leave_out_masked(culprit: Culprit) -> Prescription:
         )
     change = {"mask_value": {"from": "-inf", "to": -1e4}, "module": op.module}
     return Prescription(title=title, change=change, predicted=culprit.predicted_effect, snippet=snippet)
-
-
-def _clamp_log(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
-    return domains.log_target(view, culprit) or log_of_logits(culprit) or domains.clamp_log(view, incident, culprit)
-
-
-def _away_from_pole(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
-    return log_of_logits(culprit) or domains.away_from_pole(view, incident, culprit)
 
 
 def _step_once(refused: int, incident: Incident) -> Prescription:
@@ -297,12 +287,7 @@ def _widen_optimizer(view: RunView, incident: Incident, culprit: Culprit) -> Pre
     if (narrow := _narrow_format(culprit)) is not None:
         largest = {"largest_finite": {"from": narrow.max, "to": FP32.max}}
         return weights_in_float32(view, narrow, f"{narrow.name} ends at {narrow.max:g}", largest)
-    return Prescription(
-        title="lower the learning rate and clip",
-        change={"clip_norm": 1.0},
-        predicted={"resume_from_step": incident.last_finite},
-        snippet=snippets.lower_rate_and_clip(),
-    )
+    return lower_rate(view, incident)
 
 
 def _narrow_format(culprit: Culprit) -> Format | None:
@@ -366,16 +351,16 @@ def change_the_call(view: RunView, incident: Incident, culprit: Culprit) -> Pres
 _Remedy = Callable[[RunView, Incident, Culprit], Prescription]
 #: Remedies that edit the op's line, by cause; in the code of an installed package that is none.
 _AT_LINE: dict[str, _Remedy] = {
-    "log-of-nonpositive": _clamp_log,
+    "log-of-nonpositive": _mend_log,
     "division-by-zero": domains.guard_quotient,
     "exp-overflow": domains.clamp_exponent,
     "sqrt-of-negative": domains.clamp_root,
     "domain-error": domains.into_domain,
-    "softmax-fully-masked": _mask_value,
+    "softmax-fully-masked": _mend_mask,
     "sqrt-gradient-at-zero": domains.eps_inside_root,
-    "norm-gradient-at-zero": domains.norm_as_root,
+    "norm-gradient-at-zero": domains.eps_inside_root,
     "where-gradient-trap": lambda _view, _incident, culprit: double_where(culprit),
-    "domain-edge-gradient": _away_from_pole,
+    "domain-edge-gradient": lambda _view, _incident, culprit: log_of_logits(culprit) or domains.away_from_pole(culprit),
 }
 _BY_CAUSE: dict[str, _Remedy] = _AT_LINE | {
     "matmul-overflow": _widen,

@@ -12,6 +12,7 @@ from precdoctor.diagnosis.analyses.op_facts import BadSetting, Op, Replay, reade
 from precdoctor.diagnosis.analyses.operand import Operand
 from precdoctor.diagnosis.analyses.origin import class_of
 from precdoctor.diagnosis.claims.finding import Location, Source
+from precdoctor.diagnosis.claims.words import and_more
 from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import (
     MAY_BE_ROUNDED,
     ROUNDING_ERROR,
@@ -110,7 +111,6 @@ def _title(view: RunView, incident: Incident, culprit: Culprit) -> str:
 
 
 def _report_optimizer_step(view: RunView, incident: Incident, culprit: Culprit) -> Report:
-    """The report if an optimizer step made a weight or optimizer state non-finite."""
     op = culprit.op
     name = f"`{dotted(op.module or '', op.parameter)}`"
     what = f"state `{op.state}` of {name}" if op.state else name
@@ -351,9 +351,8 @@ def _poison_words(incident: Incident) -> str:
     replay = incident.poison or (culprit.replay if culprit is not None else None)
     if replay is None or not replay.poisoned:
         return ""
-    first, *others = replay.poisoned
+    first, more = replay.poisoned[0], and_more(len(replay.poisoned))
     what = "optimizer state" if replay.target == "optimizer-state" else "buffer"
-    more = f" (and {len(others)} more)" if others else ""
     words = f" {what.capitalize()} `{first.full_name}`{more} holds {first.facts.count_words()} from this step on"
     if incident.shown_at is not None:
         return f"{words}; the loss or a gradient showed it at step {incident.shown_at}."

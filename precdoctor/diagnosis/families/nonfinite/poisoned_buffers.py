@@ -11,7 +11,7 @@ import pandas as pd
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import module_expression
-from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.claims.words import and_more, plural
 from precdoctor.diagnosis.survey.frames import PARAMETER, at, groups, largest, parameters, sums
 from precdoctor.diagnosis.survey.rows import Parameter, dotted, location, path_evidence, path_to
 from precdoctor.diagnosis.survey.view import Process, RunView
@@ -74,9 +74,8 @@ def poisoned_at(view: RunView, process: Process, steps: Collection[int]) -> tupl
     found = {p: b for (own, p), b in _poisoned(_rows(view), 1.0).items() if own == process and b.first_bad in steps}
     if not found:
         return None
-    names = [f"`{dotted(*place[1:])}`" for place in found]
-    more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-    return f"buffer {names[0]}{more}", *min((b.finite, b.first_bad) for b in found.values())
+    name = dotted(*next(iter(found))[1:])
+    return f"buffer `{name}`{and_more(len(found))}", *min((b.finite, b.first_bad) for b in found.values())
 
 
 def _rows(view: RunView) -> pd.DataFrame:

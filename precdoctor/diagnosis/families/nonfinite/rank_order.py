@@ -96,8 +96,11 @@ def rank_order(view: RunView, step: int) -> RankOrder | None:
     firsts = _first_steps(view)
     if len(ranks) < 2 or not firsts or min(firsts.values()) != step:
         return None
-    bad_loss = _bad_loss_ranks(view, step)
-    first = bad_loss or _own_gradient_ranks(view, step) or tuple(sorted(r for r, at in firsts.items() if at == step))
+    kinds = {p: steps[step] for p, steps in incident_steps(view).items() if step in steps}
+    bad_loss = {p.rank for p, k in kinds.items() if "loss" in k}  # others got the values through the gradient reduction
+    own = {p.rank for p in kinds if culprit_at(view, p, step) is not None} if not bad_loss else ()
+    own = own or {p.rank for p, k in kinds.items() if "weight_grad" in k}
+    first = tuple(sorted(bad_loss or own or {rank for rank, at in firsts.items() if at == step}))
     reports = sorted((time, rank) for rank, time in _report_times(view, step).items() if rank in bad_loss)
     comparable = len(first) > 1 and len(reports) == len(first)
     return RankOrder(
@@ -110,19 +113,6 @@ def rank_order(view: RunView, step: int) -> RankOrder | None:
         earliest=reports[0][1] if comparable else None,
         skew=_clock_skew(view, first, step) if len(bad_loss) > 1 else None,
     )
-
-
-def _bad_loss_ranks(view: RunView, step: int) -> tuple[int, ...]:
-    """The ranks whose loss was non-finite at ``step``; the others got the values through the gradient reduction."""
-    kinds = incident_steps(view)
-    return tuple(sorted({p.rank for p, steps in kinds.items() if "loss" in steps.get(step, ())}))
-
-
-def _own_gradient_ranks(view: RunView, step: int) -> tuple[int, ...]:
-    """The ranks whose replay of ``step`` found a culprit; without any, those with non-finite local gradients."""
-    kinds = {p: steps[step] for p, steps in incident_steps(view).items() if step in steps}
-    with_culprit = {p.rank for p in kinds if culprit_at(view, p, step) is not None}
-    return tuple(sorted(with_culprit or {p.rank for p, k in kinds.items() if "weight_grad" in k}))
 
 
 def _first_steps(view: RunView) -> dict[int, int]:

@@ -41,7 +41,7 @@ _DEPTH = 4
 
 def log_of_logits(culprit: Culprit) -> Prescription | None:
     """Take ``log_softmax`` or ``logsigmoid`` of logits, if the culprit is the log of their softmax or sigmoid."""
-    log = _function(culprit)
+    log = culprit.function
     maker = _probabilities(culprit, log) if log is not None and log.short == "log" else None
     if maker is None:
         return None
@@ -62,8 +62,7 @@ def double_where(culprit: Culprit) -> Prescription:
     """Make the operand safe before the function, not only its result after it."""
     if (better := bound_operand(culprit) or log_of_logits(culprit)) is not None:
         return better
-    function = _function(culprit)
-    name = function.short if function is not None else _node_name(culprit.op)
+    name = culprit.function_name
     valid, filled, call = _SAFE.get(name, ("f_and_its_derivative_are_finite(x)", "ones", "f(safe)"))
     incoming = _incoming(culprit)
     if incoming is not None and incoming > _LARGEST_GRADIENT:
@@ -82,16 +81,6 @@ def double_where(culprit: Culprit) -> Prescription:
             f"y = torch.where(valid, {call.format(name=name)}, torch.zeros_like(x))\n"
         ),
     )
-
-
-def _function(culprit: Culprit) -> Op | None:
-    """The forward op that the culprit is or belongs to; None if the log lacks it."""
-    return culprit.forward_op if culprit.op.phase == "backward" else culprit.op
-
-
-def _node_name(op: Op) -> str:
-    """``log`` for ``LogBackward0``."""
-    return (op.node or op.short).partition("Backward")[0].lower()
 
 
 def _incoming(culprit: Culprit) -> float | None:

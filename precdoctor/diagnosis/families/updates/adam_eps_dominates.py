@@ -270,24 +270,17 @@ def _prescribe(
     dtype: str, eps: float, better: float, share: float, after: float, factor: float, rms: float
 ) -> Prescription:
     steps = {"from": factor, "to": rms / (rms + better)}
+    predicted = {"below_eps_share": {"from": share, "to": after}, "step_size_factor": steps}
     if dtype in HALF:
         scale = 10.0 ** math.ceil(math.log10(eps / better))
-        return Prescription(
-            title=f"multiply the loss by {scale:g}: below eps {percent(share)} -> {percent(after)}",
-            change={"loss_factor": scale},
-            predicted={"below_eps_share": {"from": share, "to": after}, "step_size_factor": steps},
-            snippet=f"loss = {scale!r} * loss  # Adam divides it out, eps does not\nloss.backward()\n",
-        )
-    return Prescription(
-        title=f"eps={better:g}: elements below it {percent(share)} -> {percent(after)}",
-        change={"eps": {"from": eps, "to": better}},
-        predicted={"below_eps_share": {"from": share, "to": after}, "step_size_factor": steps},
-        snippet=group_option("eps", repr(better)),
-    )
+        title = f"multiply the loss by {scale:g}: below eps {percent(share)} -> {percent(after)}"
+        snippet = f"loss = {scale!r} * loss  # Adam divides it out, eps does not\nloss.backward()\n"
+        return Prescription(title, {"loss_factor": scale}, predicted, snippet)
+    title = f"eps={better:g}: elements below it {percent(share)} -> {percent(after)}"
+    return Prescription(title, {"eps": {"from": eps, "to": better}}, predicted, group_option("eps", repr(better)))
 
 
 def _holds_still(cause: Finding, effect: Finding) -> bool:
-    """Return whether the weights that take up no update are those whose gradient eps swallows."""
     swallowed = {w["parameter"] for w in cause.evidence.get("weights", ())}
     still = {t["parameter"] for t in effect.evidence.get("tensors", ())}
     return bool(effect.evidence.get("is_negligible")) and bool(swallowed & still)

@@ -13,12 +13,12 @@ from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Se
 from precdoctor.diagnosis.claims.relations import when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import named, percent, plural
-from precdoctor.diagnosis.families.updates.cleared_gradients_held import Untrained, same_weights, untrained
-from precdoctor.diagnosis.families.updates.cleared_gradients_unheld import (
-    replaced_finding,
+from precdoctor.diagnosis.families.updates.cleared_gradients_weights import (
+    Untrained,
     replaced_weights,
-    unfrozen_finding,
     unfrozen_weights,
+    unheld_finding,
+    untrained,
 )
 from precdoctor.diagnosis.survey.frames import (
     AT,
@@ -118,13 +118,11 @@ def check(view: RunView, options: Options) -> Checked:
     if (held := untrained(view, rows, gradients, options["min_steps"])) is not None:
         return Checked([_held_finding(held, options)], f"{plural(len(held.weights), 'weight')} without an update")
     for process in view.processes:
-        replaced = replaced_weights(view, process)
-        ungiven = _not_given(rows, gradients) if replaced[1] else gradients
-        if replaced[1] and (found := replaced_finding(RULE, process, *replaced, ungiven, options)) is not None:
-            return Checked([found], f"{plural(len(replaced[1]), 'weight')} in no optimizer")
-        unfrozen = unfrozen_weights(view, process, rows)
-        if unfrozen and (found := unfrozen_finding(RULE, process, unfrozen, gradients, options)) is not None:
-            return Checked([found], f"{plural(len(unfrozen), 'weight')} unfrozen, in no optimizer")
+        for unheld in (replaced_weights(view, process), unfrozen_weights(view, process, rows)):
+            ungiven = _not_given(rows, gradients) if unheld.weights else gradients
+            if (found := unheld_finding(RULE, process, unheld, ungiven, options)) is not None:
+                unfrozen = "" if unheld.optimizer else " unfrozen,"
+                return Checked([found], f"{plural(len(unheld.weights), 'weight')}{unfrozen} in no optimizer")
     dropped = check_facts(view, ("dropped",), lambda _: 1.0, lambda g: _dropped_finding(view, g), seen="",
                           keep=lambda g: g.stands)  # fmt: skip
     if dropped.findings:
@@ -253,7 +251,6 @@ def _finding(starved: pd.DataFrame, of: int, only: str, options: Options) -> Fin
 
 
 def _held_finding(held: Untrained, options: Options) -> Finding:
-    """Return the finding about weights that an optimizer holds and never moves."""
     labels, count = [parameter_label(p) for p in held.weights], len(held.weights)
     likely = f"They are meant for training: {held.meant}. Most likely" if held.meant else "Unless that is on purpose,"
     if held.made:
@@ -298,7 +295,6 @@ def _held_finding(held: Untrained, options: Options) -> Finding:
 
 
 def _dropped_finding(view: RunView, group: Group) -> Finding:
-    """Return the finding about gradients of one micro-step that were gone before those of the next one were added."""
     fact = group.worst
     most = max((s.micro_steps for steps in view.timeline.values() for s in steps if s.step in group.steps), default=2)
     reason = "no op had read them, and they were gone as the next backward pass began"
@@ -319,6 +315,12 @@ def _dropped_finding(view: RunView, group: Group) -> Finding:
             "    (compute_loss(batch) / len(micro_batches)).backward()\noptimizer.step()\n",
         ),
     )
+
+
+def same_weights(cause: Finding, effect: Finding) -> bool:
+    """Return whether both findings list a weight in common."""
+    causes, effects = (f.evidence.get("weights") for f in (cause, effect))
+    return isinstance(causes, list) and isinstance(effects, list) and not set(causes).isdisjoint(effects)
 
 
 RULE = Rule(

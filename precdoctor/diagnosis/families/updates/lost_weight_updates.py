@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from precdoctor.diagnosis.advice.wide_weights import fp32_weights, wide_weights, widened_bytes, widened_elements
-from precdoctor.diagnosis.analyses.parameters import is_bare, recorded_parameters
-from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
+from precdoctor.diagnosis.analyses.parameters import is_bare, trainable
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import (
     Counts,
+    Moves,
     listed_updates,
+    rounding_of,
     survey,
     usable_steps,
 )
@@ -25,8 +27,7 @@ from precdoctor.diagnosis.families.updates.lost_weight_updates_large import (
     still_finding,
     still_weights,
 )
-from precdoctor.diagnosis.families.updates.lost_weight_updates_rounding import Moves, Rounding, rounding_of
-from precdoctor.diagnosis.survey.rows import known_format, tensor_location, text
+from precdoctor.diagnosis.survey.rows import known_format, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.formats import FORMATS, FP32
 
@@ -140,7 +141,7 @@ def _narrow(view: RunView, usable: set[tuple[Process, int]], options: Options) -
         return Checked((), f"{seen}: {percent(share)} lost (limit {percent(options['lost_share'])})")
     foreign = _unknown_optimizer(view)
     moves = rounding_of(view, usable, _NARROW, options) if foreign else None
-    if moves is not None and moves.rounding is Rounding.UNBIASED:
+    if moves is not None and moves.unbiased:
         reason = f"{seen}: {percent(share)} leave the weight as it is, but {foreign} rounds without bias"
         return Checked((), f"{reason}: large weights moved {moves.seen:,} times ({moves.expected:,.0f} expected)")
     return Checked([_finding(view, narrow, options, moves)], f"{percent(share)} of {seen} lost")
@@ -155,13 +156,7 @@ def _without_finding(view: RunView, large: int, options: Options) -> Checked:
     if view.tensor_count(("update",))[0]:
         least = f"all weights are FP32 or FP64 and below {options['large_weight']:g}"
         return Checked.not_applicable(f"{least}: lost updates carry nothing there")
-    dtypes = {
-        text(p.get("dtype"))
-        for process in view.processes
-        for _, p in recorded_parameters(view, process)
-        if p.get("requires_grad")
-    }
-    if dtypes.intersection(_NARROW) and view.trains:
+    if dtypes := [dtype for dtype in _NARROW if trainable(view, (dtype,))]:
         return Checked.indeterminate(f"weights in {', '.join(sorted(dtypes))}, but no update was recorded")
     return Checked.not_applicable("no weight update in a 16-bit format was recorded")
 
@@ -169,10 +164,9 @@ def _without_finding(view: RunView, large: int, options: Options) -> Checked:
 def _finding(view: RunView, narrow: _Narrow, options: Options, moves: Moves | None) -> Finding:
     share, stuck = narrow.share, narrow.stuck
     general = share >= options["lost_share"]
-    in_doubt = moves is not None and moves.rounding is Rounding.UNKNOWN
+    in_doubt = moves is not None and moves.unbiased is None
     pool = narrow.weights if general else stuck
     worst = max(pool, key=lambda p: (p.lost, p.share))
-    process, step = worst.last
     fmt = known_format(worst.dtype)
     name = f"{worst.dtype} ({fmt.mantissa_bits + 1} significant bits)" if fmt is not None else worst.dtype
     if general:
@@ -203,7 +197,7 @@ def _finding(view: RunView, narrow: _Narrow, options: Options, moves: Moves | No
         confidence=confidence,
         title=title,
         message=message,
-        location=tensor_location(worst.key, worst.module_class, "update", Phase.OPTIMIZER, process, step),
+        location=worst.location,
         evidence=evidence,
         prescription=_prescribe(view, narrow, worst.dtype),
     )
@@ -237,7 +231,7 @@ def _fp32_words(view: RunView, moves: Moves | None) -> str:
     """State in one or two sentences whether FP32 weights would have kept the updates."""
     if moves is None:
         return "FP32 weights would have kept them."
-    if moves.rounding is Rounding.UNKNOWN:
+    if moves.unbiased is None:
         return f"Nothing is lost if {_unknown_optimizer(view)} rounds stochastically or carries the remainder."
     if moves.still:
         return f"No element of any of them moved on {plural(moves.steps, 'step')}: FP32 weights would have."
@@ -253,7 +247,7 @@ def _confidence(view: RunView, worst: Counts, moves: Moves | None) -> tuple[floa
     exact = bool(view.optimizers) and all(text(o.get("intended_update")) != "gradient" for o in view.optimizers)
     confidence = 0.95 if exact else 0.7
     why = "intended updates recomputed from optimizer state" if exact else "intended taken as gradient not zero"
-    if moves is not None and moves.rounding is Rounding.NEAREST:
+    if moves is not None and moves.unbiased is False:
         confidence, why = 0.8, f"{why}; the large weights were counted never to move"
     if worst.steps < 4:
         return round(confidence - 0.1, 2), f"{why}; fewer than four usable steps"

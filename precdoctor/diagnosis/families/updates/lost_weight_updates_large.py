@@ -12,9 +12,9 @@ from __future__ import annotations
 import numpy as np
 
 from precdoctor.diagnosis.analyses.parameters import states_per_parameter
-from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Rule
-from precdoctor.diagnosis.claims.words import memory, percent, plural
+from precdoctor.diagnosis.claims.words import and_more, memory, percent, plural
 from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import (
     Counts,
     is_update_guessed,
@@ -23,10 +23,9 @@ from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import (
 )
 from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys
 from precdoctor.diagnosis.survey.measures import share
-from precdoctor.diagnosis.survey.rows import tensor_location
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.formats import FP32, FP64
-from precdoctor.numerics.histogram import ExponentHistogram, bin_of
+from precdoctor.numerics.histogram import bin_of
 
 #: Usual exponent of an update relative to its weight.
 _USUAL = -10
@@ -46,7 +45,9 @@ def large_weights(view: RunView, usable: set[tuple[Process, int]], least: float)
     named = frame.iloc[firsts(ids)]
     values = histograms(frame).merged(ids, len(named))
     mostly = 2 * (values.total - values.below(edge)) >= values.total
-    large = {key: _ulp(values.row(i)) for i, key in enumerate(keys(named)) if mostly[i]}
+    largest = (values.row(i).trimmed() for i in range(len(named)))
+    ulps = (2.0 ** (v.lo + v.counts.size - 1 - FP32.mantissa_bits) for v in largest)
+    large = {key: ulp for key, ulp, judged in zip(keys(named), ulps, mostly, strict=True) if judged}
     return [(c, large[c.key]) for c in survey(view, usable, ("float32",)) if c.key in large] if large else []
 
 
@@ -71,9 +72,8 @@ def still_weights(view: RunView, usable: set[tuple[Process, int]], limit: float,
 def still_finding(rule: Rule, view: RunView, still: list[Counts], limit: float) -> Finding:
     """Return one finding about all ``still`` weights, located at the largest."""
     worst = max(still, key=lambda c: (c.numel, c.share))
-    process, step = worst.last
-    norms = [s.clip_norm for s in view.timeline.get(process, ()) if s.clip_norm]
-    more = f" (and {plural(len(still) - 1, 'more weight')})" if len(still) > 1 else ""
+    norms = [s.clip_norm for s in view.timeline.get(worst.last[0], ()) if s.clip_norm]
+    more = and_more(len(still), "weight")
     relative = worst.relative
     binade = relative.lo + int(np.searchsorted(np.cumsum(relative.counts), relative.total / 2))
     rates = worst.rate_words(view)
@@ -87,7 +87,7 @@ def still_finding(rule: Rule, view: RunView, still: list[Counts], limit: float) 
         f"unchanged (limit {percent(limit)} in either half of the run), over "
         f"{plural(worst.steps, 'step')}{rates}{clipped}. The median update is 2^{binade} of its weight; half a unit in "
         "the last place is 2^-25 to 2^-24. Training is usual at 2^-10.",
-        location=tensor_location(worst.key, worst.module_class, "update", Phase.OPTIMIZER, process, step),
+        location=worst.location,
         evidence={
             "lost_share": worst.share,
             "limit": limit,
@@ -121,8 +121,7 @@ def lose_updates(parameter: Counts, limit: float, least_steps: float) -> bool:
 def large_finding(rule: Rule, view: RunView, stuck: list[tuple[Counts, float]], limit: float) -> Finding:
     """Return one finding about all ``stuck`` weights, located at the one that loses most."""
     worst, ulp = max(stuck, key=lambda both: (both[0].share, both[0].lost))
-    process, step = worst.last
-    more = f" (and {plural(len(stuck) - 1, 'more parameter')})" if len(stuck) > 1 else ""
+    more = and_more(len(stuck), "parameter")
     exact = not is_update_guessed(view)
     return rule.finding(
         severity=Severity.WARNING,
@@ -133,7 +132,7 @@ def large_finding(rule: Rule, view: RunView, stuck: list[tuple[Counts, float]], 
         f"unchanged (limit {percent(limit)}), over {plural(worst.steps, 'step')}{worst.rate_words(view)}: its largest "
         f"elements are {ulp:.3g} apart in FP32, and a step of less than half of that is gone. Lost updates do not add "
         "up.",
-        location=tensor_location(worst.key, worst.module_class, "update", Phase.OPTIMIZER, process, step),
+        location=worst.location,
         evidence={
             "lost_share": worst.share,
             "limit": limit,
@@ -146,12 +145,6 @@ def large_finding(rule: Rule, view: RunView, stuck: list[tuple[Counts, float]], 
         },
         prescriptions=(_offset(worst), _float64(view, worst)),
     )
-
-
-def _ulp(values: ExponentHistogram) -> float:
-    """Spacing of FP32 numbers at the largest of these values."""
-    trimmed = values.trimmed()
-    return 2.0 ** (trimmed.lo + trimmed.counts.size - 1 - FP32.mantissa_bits)
 
 
 def _offset(parameter: Counts) -> Prescription:
@@ -175,9 +168,7 @@ def _float64(view: RunView, parameter: Counts) -> Prescription:
     """Prescribe FP64 for this parameter, with the bytes it costs."""
     total = parameter.relative.total
     after = parameter.relative[: -FP64.mantissa_bits - 2].total / total if total else 0.0
-    extra = (
-        4 * parameter.numel * (2 + states_per_parameter(view))
-    )  # weight, gradient and state follow the weight's format
+    extra = 4 * parameter.numel * (2 + states_per_parameter(view))  # weight, gradient and state become wider
     return Prescription(
         title=f"keep `{parameter.name}` in FP64: lost {percent(parameter.share)} -> {percent(after)}, +{memory(extra)}",
         change={"weight_dtype": {"parameter": parameter.name, "from": "float32", "to": "float64"}},

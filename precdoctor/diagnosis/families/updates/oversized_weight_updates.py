@@ -14,17 +14,12 @@ from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Se
 from precdoctor.diagnosis.claims.relations import anywhere, grown_since, thrown_off_before, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.updates.oversized_weight_updates_decay import (
-    decay_finding,
-    penalty_finding,
-    strongest_decay,
-    strongest_penalty,
-)
 from precdoctor.diagnosis.families.updates.oversized_weight_updates_rates import (
     Rates,
     came_back,
-    fell_to_a_tenth,
     gentler_start,
+    left_of,
+    losses_of,
     lower_rate,
     never_came_back,
     never_was_below,
@@ -34,7 +29,14 @@ from precdoctor.diagnosis.families.updates.oversized_weight_updates_rates import
     start_words,
     warmed_up,
 )
-from precdoctor.diagnosis.families.updates.oversized_weight_updates_weights import Weight, survey_weights
+from precdoctor.diagnosis.families.updates.oversized_weight_updates_weights import (
+    Weight,
+    decay_finding,
+    penalty_finding,
+    strongest_decay,
+    strongest_penalty,
+    survey_weights,
+)
 from precdoctor.diagnosis.survey.rows import Parameter, tensor_evidence, tensor_location
 from precdoctor.diagnosis.survey.view import Process, RunView
 
@@ -99,6 +101,10 @@ average over 1 / (learning rate x weight decay) steps, which should be thousands
         "You et al., Large Batch Training of Convolutional Networks (LARS), arXiv:1708.03888",
     ),
 )
+
+
+#: Share of the first loss that is left in a run that has learnt, whatever its first steps did. Chosen empirically.
+_LEFT = 0.1
 
 
 class _Start(NamedTuple):
@@ -167,11 +173,11 @@ def _replaced_since(view: RunView, options: Options, since: int) -> _Start | Non
     for (process, _), steps in by_optimizer(view).items():
         later = [s for s in steps if s.step >= since]
         early = later[: 3 * count + 1]
-        well = [s.loss for s in later if s.loss is not None and is_well(view, process, s)]
-        losses = well[: sum(s.loss is not None and is_well(view, process, s) for s in early)]
+        well = losses_of(view, process, later)
+        losses = well[: len(losses_of(view, process, early))]
         few = 1 if any(not is_well(view, process, s) for s in early[: 2 * count + 1]) else count
         ended_well = not never_came_back(view, process)
-        if len(losses) > few and losses[0] > 0.0 and not (ended_well and fell_to_a_tenth(well)):
+        if len(losses) > few and losses[0] > 0.0 and not (ended_well and left_of(well) <= _LEFT):
             doubled = median(losses[1 : count + 1]) > 2.0 * losses[0]
             if doubled and not (ended_well and came_back(well, count, options["learnt"])):
                 worse_from = min(worse_from, early[0].step)

@@ -27,8 +27,6 @@ _BELOW, _AT_PEAK = 0.5, 0.999
 #: Least number of losses in a quarter of a run, and the factor over the first loss that the noise of batches does not
 #: reach. Chosen empirically.
 _QUARTER, _ABOVE = 8, 1.1
-#: Share of the first loss that is left in a run that has learnt, whatever its first steps did. Chosen empirically.
-_LEFT = 0.1
 
 
 @dataclass(frozen=True)
@@ -51,9 +49,9 @@ class Rates:
     peak: float
     last: float
     warm_up: int
-    optimizer: str = ""
-    group: int | None = None
-    others: tuple[float, ...] = ()
+    optimizer: str
+    group: int | None
+    others: tuple[float, ...]
 
     @property
     def group_words(self) -> str:
@@ -168,12 +166,9 @@ def gentler_start(rates: Rates | None, ratio: float, target: float) -> Prescript
 
 
 def start_words(view: RunView, steps: Sequence[int], behind: str) -> tuple[str, str]:
-    """Return which steps were measured, for a title and for a message: the first ones, or their numbers.
+    """Return which ``steps`` were measured, for a title and for a message: the first ones, or their numbers.
 
-    Args:
-        view: the run.
-        steps: the measured steps.
-        behind: `` at the full rate`` if the first steps after a warm-up are meant, else empty.
+    ``behind``: `` at the full rate`` if the first steps after a warm-up are meant, else empty.
     """
     first, last, one = min(steps), max(steps), len(steps) == 1
     if not behind and first > view.steps["step"].min():  # the update of the first step was not recorded, or skipped
@@ -185,17 +180,20 @@ def start_words(view: RunView, steps: Sequence[int], behind: str) -> tuple[str, 
 
 def stable_rate_of(view: RunView, process: Process) -> StableRate | None:
     """Return the largest stable rate of the process's first optimizer whose healthy steps show one; None without."""
-    for (own, _), steps in by_optimizer(view).items():
-        well = [s for s in steps if is_well(view, process, s) and not s.skipped]
-        if own == process and (found := stable_rate(view, well)) is not None:
-            return found
-    return None
+    mine = (steps for (own, _), steps in by_optimizer(view).items() if own == process)
+    found = (stable_rate(view, [s for s in steps if is_well(view, process, s) and not s.skipped]) for steps in mine)
+    return next((rate for rate in found if rate is not None), None)
+
+
+def losses_of(view: RunView, process: Process, steps: Iterable[StepFacts]) -> list[float]:
+    """Return the losses of the healthy ones among these steps of a process."""
+    return [s.loss for s in steps if s.loss is not None and is_well(view, process, s)]
 
 
 def never_was_below(view: RunView) -> bool:
     """Return whether the median of a positive loss stayed well above its first value in every quarter of the run."""
     for (process, _), steps in by_optimizer(view).items():
-        losses = [s.loss for s in steps if s.loss is not None and is_well(view, process, s)]
+        losses = losses_of(view, process, steps)
         quarter = len(losses) // 4
         parts = [losses[i * quarter : (i + 1) * quarter] for i in range(4)]
         if quarter >= _QUARTER and min(losses) > 0.0 and min(map(median, parts)) > _ABOVE * losses[0]:
@@ -208,7 +206,7 @@ def never_came_back(view: RunView, process: Process) -> bool:
     steps = [s for s in view.timeline.get(process, ()) if s.complete]
     if not steps or not is_well(view, process, steps[-1]):
         return bool(steps)
-    losses = [s.loss for s in steps if s.loss is not None and is_well(view, process, s)]
+    losses = losses_of(view, process, steps)
     return bool(losses) and median(losses[-8:]) > 2.0 * losses[0] > 0.0
 
 
@@ -219,15 +217,10 @@ def came_back(losses: Sequence[float], count: int, learnt: float) -> bool:
     newer half.
     """
     behind = losses[2 * count + 1 : 3 * count + 1]
-    return len(behind) == count and median(behind) < losses[0] and _left(losses) <= 1.0 - learnt
+    return len(behind) == count and median(behind) < losses[0] and left_of(losses) <= 1.0 - learnt
 
 
-def fell_to_a_tenth(losses: Sequence[float]) -> bool:
-    """Return whether the newer half of the losses is at most a tenth of the first one, whatever came between."""
-    return _left(losses) <= _LEFT
-
-
-def _left(losses: Sequence[float]) -> float:
+def left_of(losses: Sequence[float]) -> float:
     """Return the share of the first loss that is left in the newer half."""
     return median(losses[len(losses) // 2 :]) / losses[0]
 
@@ -235,7 +228,7 @@ def _left(losses: Sequence[float]) -> float:
 def nothing_learnt(view: RunView, count: int, learnt: float) -> bool:
     """Whether a positive loss did not fall by the share ``learnt`` in a half of the run, of ``count`` steps or more."""
     for (process, _), steps in by_optimizer(view).items():
-        losses = [s.loss for s in steps if s.loss is not None and is_well(view, process, s)]
+        losses = losses_of(view, process, steps)
         halves = losses[len(losses) // 8 : len(losses) // 2], losses[len(losses) // 2 :]
         if not losses or min(losses) <= 0.0:
             continue

@@ -200,7 +200,6 @@ def _finding(
 
 
 def _subnormal_share(row: TensorRow) -> float:
-    """Return the subnormal share of the non-zero elements."""
     return row.subnormal / max(1, row.histogram.total)
 
 
@@ -234,7 +233,6 @@ def _quantised_words(view: RunView, stored: str, added: float) -> str:
 
 
 def _optimizer_name(view: RunView) -> str:
-    """Return the class of the first optimizer, for messages."""
     return next((text(o.get("class")) for o in view.optimizers if text(o.get("class"))), "the optimizer")
 
 
@@ -273,18 +271,21 @@ def _prescribe(
     )
 
 
-def lost_moments(cause: Finding, effect: Finding) -> bool:
-    """Return whether zero moments can have made the run diverge, or PD509 found state stalled in their format.
+def lost_moments(cause: Finding, _effect: Finding) -> bool:
+    """Return whether zero moments can have made the run diverge.
 
     An element whose gradient g is lost from the second moment moves by g / eps learning rates in one step.
     """
-    if effect.code == "PD509":
-        same = cause.evidence.get("dtype") == effect.evidence.get("dtype") is not None
-        return same and effect.evidence.get("target") == "state" and effect.location.phase is Phase.OPTIMIZER
     kept, eps = cause.evidence.get("smallest_gradient_kept"), cause.evidence.get("eps_in_state_format")
     if kept is None or eps is None:
         return False
     return 0.0 < float(kept) >= _LONG_STEP * float(eps)
+
+
+def stalls_in_its_format(cause: Finding, effect: Finding) -> bool:
+    """Return whether ``effect`` is about optimizer state that stands still in the format of the moments."""
+    same = cause.evidence.get("dtype") == effect.evidence.get("dtype") is not None
+    return same and effect.evidence.get("target") == "state" and effect.location.phase is Phase.OPTIMIZER
 
 
 def is_optimizer_cast(_cause: Finding, effect: Finding) -> bool:
@@ -314,7 +315,8 @@ RULE = Rule(
     ),
     explains={
         "PD504": lambda cause, effect: same_module(cause, effect) or lost_moments(cause, effect),
-        **when(lost_moments, "PD603", "PD605", "PD509"),
+        **when(lost_moments, "PD603", "PD605"),
+        **when(stalls_in_its_format, "PD509"),
         **when(is_optimizer_cast, "PD706"),
     },
     check=check,

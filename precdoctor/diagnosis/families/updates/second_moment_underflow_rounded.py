@@ -37,6 +37,17 @@ from precdoctor.diagnosis.survey.view import Process, RunView
 
 _FIRST, _SECOND = "exp_avg", "exp_avg_sq"
 _COLUMNS = ("module_class", "dtype", "numel", "zero", "exp_lo", "exp_hist")
+_ROUNDED = (
+    "Both moments are averages over the same gradients, and in float32 one does not vanish without the other. The "
+    "state was changed between steps, as by a checkpoint saved in FP16: there second moments below 3e-8, those of "
+    "gradients below 1.7e-4, are zero. "
+)
+#: Checkpoints are the usual place; the log does not show what changed the state.
+_IN_FP32 = (
+    "import torch\n\n"
+    "state = {'model': model.state_dict(), 'optimizer': optimizer.state_dict()}  # as they are, no .half()\n"
+    "torch.save(state, 'checkpoint.pt')\n"
+)
 
 
 @dataclass(frozen=True)
@@ -139,19 +150,41 @@ def rounded_finding(
     rule: Rule, view: RunView, lost: Mapping[Parameter, Sign], long: Mapping[Parameter, Sign], eps: float
 ) -> Finding:
     """Return one finding about orphaned elements (``lost``) and leaps (``long``); at least one is not empty."""
-    worst = max(lost.values(), key=lambda o: o.size, default=None)
-    leap = max(long.values(), key=lambda o: o.size, default=None)
+    worst, leap = (max(signs.values(), key=lambda o: o.size, default=None) for signs in (lost, long))
+    bound, titles, words = _longest_adam_step(view), [], ""
+    predicted: dict[str, Any] = {}
+    if worst is not None:
+        titles.append(
+            f"{percent(worst.size)} of the second moment of `{worst.name}` is zero where the first is not: "
+            "optimizer state was rounded between steps"
+        )
+        words += (
+            f"After step {worst.step}, {plural(round(worst.elements), 'element')} of `{worst.name}` had a "
+            f"second moment of exactly zero under a first moment above eps ({eps:g}); there only eps divides. "
+        )
+        predicted["zero_under_first_moment"] = {"from": worst.size, "to": 0.0}
+    if leap is not None:
+        titles.append(
+            f"a step moved `{leap.name}` by {leap.size:,.3g} learning rates, more than Adam can: "
+            "optimizer state was rounded or changed between steps"
+        )
+        words += (
+            f"Step {leap.step} changed an element of `{leap.name}` by {leap.size:,.3g} times the learning "
+            f"rate; from moments of the same gradients Adam makes {bound:.3g} times at most. "
+        )
+        predicted["longest_step_in_learning_rates"] = {"from": leap.size, "to": bound}
     kind, shown = ("opt_state", worst) if worst is not None else ("update", leap)
     assert shown is not None
+    every = lost.keys() | long.keys()
     return rule.finding(
         confidence=0.9,
-        title=_title(worst, leap),
-        message=f"{_words(view, worst, leap, eps)}{plural(len(lost.keys() | long.keys()), 'parameter')} affected.",
+        title=titles[0],
+        message=f"{words}{_ROUNDED}{plural(len(every), 'parameter')} affected.",
         location=tensor_location(shown.owner, shown.module_class, kind, Phase.OPTIMIZER, shown.process, shown.step),
         evidence={
             "zero_under_first_moment": None if worst is None else worst.size,
             "longest_step_in_learning_rates": None if leap is None else leap.size,
-            "bound_in_learning_rates": _longest_adam_step(view),
+            "bound_in_learning_rates": bound,
             "eps": eps,
             "parameters": [
                 {
@@ -159,60 +192,14 @@ def rounded_finding(
                     "zero_under_first_moment": lost[o].size if o in lost else None,
                     "step_in_learning_rates": long[o].size if o in long else None,
                 }
-                for o in sorted(lost.keys() | long.keys())[:16]
+                for o in sorted(every)[:16]
             ],
             "confidence_reason": "no gradients make such moments; what changed them is not on record",
         },
-        prescription=_prescribe(view, worst, leap),
-    )
-
-
-def _title(worst: Sign | None, leap: Sign | None) -> str:
-    if worst is not None:
-        return (
-            f"{percent(worst.size)} of the second moment of `{worst.name}` is zero where the first is not: "
-            "optimizer state was rounded between steps"
-        )
-    assert leap is not None
-    return (
-        f"a step moved `{leap.name}` by {leap.size:,.3g} learning rates, more than Adam can: "
-        "optimizer state was rounded or changed between steps"
-    )
-
-
-def _words(view: RunView, worst: Sign | None, leap: Sign | None, eps: float) -> str:
-    words = ""
-    if worst is not None:
-        words += (
-            f"After step {worst.step}, {plural(round(worst.elements), 'element')} of `{worst.name}` had a "
-            f"second moment of exactly zero under a first moment above eps ({eps:g}); there only eps divides. "
-        )
-    if leap is not None:
-        words += (
-            f"Step {leap.step} changed an element of `{leap.name}` by {leap.size:,.3g} times the learning "
-            f"rate; from moments of the same gradients Adam makes {_longest_adam_step(view):.3g} times at most. "
-        )
-    return words + (
-        "Both moments are averages over the same gradients, and in float32 one does not vanish without the other. The "
-        "state was changed between steps, as by a checkpoint saved in FP16: there second moments below 3e-8, those of "
-        "gradients below 1.7e-4, are zero. "
-    )
-
-
-def _prescribe(view: RunView, worst: Sign | None, leap: Sign | None) -> Prescription:
-    """Prescribe FP32 checkpoints: the log does not show what changed the state, and checkpoints are the usual place."""
-    predicted: dict[str, Any] = {}
-    if worst is not None:
-        predicted["zero_under_first_moment"] = {"from": worst.size, "to": 0.0}
-    if leap is not None:
-        predicted["longest_step_in_learning_rates"] = {"from": leap.size, "to": _longest_adam_step(view)}
-    return Prescription(
-        title="save and load the optimizer's state in FP32: no second moment is rounded to zero",
-        change={"state_dtype": {"from": None, "to": "float32"}},
-        predicted=predicted,
-        snippet=(
-            "import torch\n\n"
-            "state = {'model': model.state_dict(), 'optimizer': optimizer.state_dict()}  # as they are, no .half()\n"
-            "torch.save(state, 'checkpoint.pt')\n"
+        prescription=Prescription(
+            title="save and load the optimizer's state in FP32: no second moment is rounded to zero",
+            change={"state_dtype": {"from": None, "to": "float32"}},
+            predicted=predicted,
+            snippet=_IN_FP32,
         ),
     )

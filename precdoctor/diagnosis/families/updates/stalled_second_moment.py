@@ -85,7 +85,7 @@ def check(view: RunView, options: Options) -> Checked:
     narrow = _recorded_moments(view, beta2) or _Narrow(*stepped_in_half(view))
     if not betas or not narrow.weights:
         return Checked.not_applicable("no second moment of Adam's kind in BF16 or FP16")
-    limit = _half_ulp(narrow.dtype)
+    limit = format_of_dtype(narrow.dtype).ulp_at_one / 4.0  # half an ulp of the largest number of a binade
     if 1.0 - beta2 >= limit:
         return Checked((), f"1 - beta2 = {1.0 - beta2:.3g} is above half an ulp of {narrow.dtype}, {limit:.3g}")
     steps = max((len(s) for s in view.timeline.values()), default=0)
@@ -114,11 +114,6 @@ def _recorded_moments(view: RunView, beta2: float) -> _Narrow | None:
         {".".join(filter(None, owner)): int(numel[rows[-1]]) for owner, rows in of[dtype].items()},
         math.sqrt(median(factors)) if factors else None,
     )
-
-
-def _half_ulp(dtype: str) -> float:
-    """Half an ulp, relative to the largest number of a binade. If 1 - beta2 is smaller, v * beta2 rounds back to v."""
-    return format_of_dtype(dtype).ulp_at_one / 4.0
 
 
 def _norm_fall(view: RunView) -> tuple[float, float, float]:

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 from precdoctor.diagnosis.advice.wide_weights import wide_weights
 from precdoctor.diagnosis.analyses.parameters import count_of
-from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, is_optimizers, scans
+from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, is_optimizers
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.relations import same_module, when, while_it_lasts
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
@@ -107,7 +107,7 @@ def _scanned(view: RunView, options: Options) -> Checked:
 
         Otherwise it moves later: an average (a teacher) begins to move once its weights have moved away.
         """
-        done = [s.step for s in scans(view) if s.outcome == "done" and s.process == group.worst.process]
+        done = group.done_steps
         still = [s for s in group.steps if s in done]
         return len(still) > 1 and (max(done) in still or 2 * len(still) > len(done))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
@@ -15,7 +15,7 @@ from precdoctor.diagnosis.analyses.parameters import HALF
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule
 from precdoctor.diagnosis.claims.snippets import module_expression
-from precdoctor.diagnosis.claims.words import memory, percent, plural
+from precdoctor.diagnosis.claims.words import and_more, memory, percent, plural
 from precdoctor.diagnosis.survey.frames import Ints, courses, finite
 from precdoctor.diagnosis.survey.measures import Floats, column
 from precdoctor.diagnosis.survey.rows import Parameter, dotted, known_format, tensor_location, text
@@ -133,18 +133,14 @@ def merged_finding(findings: Sequence[Finding]) -> Finding:
     first, *others = findings
     if not others:
         return first
+    last = [f.evidence["last_bad_step"] for f in others if "last_bad_step" in f.evidence]
+    until = {"last_bad_step": max(last)} if last else {}
     return replace(
         first,
         message=f"{first.message} In addition, {'; '.join(f.title for f in others)}.",
-        evidence={**_last_steps(others), **first.evidence, "also": [f.title for f in others]},
+        evidence={**until, **first.evidence, "also": [f.title for f in others]},
         prescriptions=[p for f in findings for p in f.prescriptions],
     )
-
-
-def _last_steps(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return ``last_bad_step``, the last step that any of the findings is known to cover; empty if none says so."""
-    last = [f.evidence["last_bad_step"] for f in findings if "last_bad_step" in f.evidence]
-    return {"last_bad_step": max(last)} if last else {}
 
 
 def _averages(rule: Rule, view: RunView, options: Options) -> Checked:
@@ -222,11 +218,6 @@ def _shared_parts(place: Parameter, other: Parameter) -> int:
     return sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(own, others, strict=False)))
 
 
-def _and_more(places: Sized) -> str:
-    """`` (and 3 more)``, for a title that names one of several tensors."""
-    return f" (and {len(places) - 1:,} more)" if len(places) > 1 else ""
-
-
 def _average_finding(
     rule: Rule,
     stalled: Mapping[Parameter, Parameter],
@@ -243,7 +234,7 @@ def _average_finding(
         label, follows = (".".join((p[0], *filter(None, p[1:]))) for p in (place, twin))
     return rule.finding(
         confidence=0.9 if len(averages) > 1 else 0.75,
-        title=f"the average `{label}`{_and_more(stalled)} is written to and never moves in {weight.dtype}",
+        title=f"the average `{label}`{and_more(len(stalled))} is written to and never moves in {weight.dtype}",
         message=f"`{label}` is {weight.dtype} and was written to on "
         f"{plural(weight.writes, 'recorded step')} (limit {options['min_writes']:g}) without changing a bit, while "
         f"`{follows}`, of the same shape, changed {plural(weights[twin].changes.size, 'time')}: each addend "
@@ -291,7 +282,8 @@ def _statistics_finding(rule: Rule, stalled: Mapping[Parameter, _Buffer], option
     label, extra = dotted(*place[1:]), 2 * sum(b.numel for b in stalled.values())
     return rule.finding(
         confidence=0.9,
-        title=f"the running statistic `{label}`{_and_more(stalled)} is written to and never moves in {buffer.dtype}",
+        title=f"the running statistic `{label}`{and_more(len(stalled))} is written to and never moves in "
+        f"{buffer.dtype}",
         message=f"`{label}` is {buffer.dtype}, at most {buffer.value:.3g}, and was written to on "
         f"{plural(buffer.writes, 'recorded step')} (limit {options['min_writes']:g}) without changing a bit, while its "
         "partner in the same norm moved: momentum times the distance from the batch's statistic is below half an ulp, "
@@ -322,7 +314,7 @@ def _count_finding(rule: Rule, counts: Mapping[Parameter, _Buffer], options: Opt
     ulp = 2.0 ** math.floor(math.log2(count.value)) * format_of_dtype(count.dtype).ulp_at_one
     return rule.finding(
         confidence=0.85,
-        title=f"the count `{label}`{_and_more(counts)} stops at {count.value:,g}, where adding one is lost in "
+        title=f"the count `{label}`{and_more(len(counts))} stops at {count.value:,g}, where adding one is lost in "
         f"{count.dtype}",
         message=f"`{label}` is {count.dtype}, rose from write to write up to {count.value:,g} at step "
         f"{count.last_change}, and has been written to on {plural(count.idle, 'recorded step')} since (limit "
