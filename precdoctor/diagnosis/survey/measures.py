@@ -104,12 +104,6 @@ def _fan_in(frame: pd.DataFrame) -> Floats:
     return column(frame, "numel") / np.maximum(outputs, 1.0)
 
 
-def _headroom(frame: pd.DataFrame) -> Floats:
-    amax = column(frame, "amax")
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.log2(format_values(frame, "max")) - np.log2(np.where(amax > 0.0, amax, np.nan))
-
-
 def _intended(frame: pd.DataFrame) -> Floats:
     return column(frame, "numel") - column(frame, "zero") + column(frame, "unchanged")
 
@@ -140,13 +134,6 @@ MEASURES = {
         Measure("alive", "elements", "finite elements that are not zero", ("numel", "zero", *_BAD), _alive),
         Measure("zero_share", "fraction", "exact zeros over all elements", ("zero", "numel"), _share_of_all("zero")),
         Measure(
-            "subnormal_share",
-            "fraction",
-            "subnormal elements over finite elements that are not zero",
-            ("subnormal", "numel", "zero", *_BAD),
-            lambda f: share(column(f, "subnormal"), _alive(f)),
-        ),
-        Measure(
             "at_max_share",
             "fraction",
             "elements equal to the dtype's largest finite value, over all elements",
@@ -169,7 +156,6 @@ MEASURES = {
         ),
         Measure("dimensions", "dimensions", "of the shape", ("shape",), _dimensions),
         Measure("fan_in", "elements", "elements over the first dimension of the shape", ("numel", "shape"), _fan_in),
-        Measure("headroom", "binades", "from amax to the dtype's largest value", ("amax", "dtype"), _headroom),
         Measure(
             "rms",
             "the tensor's",
@@ -184,13 +170,6 @@ MEASURES = {
             "of an update: elements that the optimizer meant to change",
             ("numel", "zero", "unchanged"),
             _intended,
-        ),
-        Measure(
-            "lost_share",
-            "fraction",
-            "of an update: elements that kept their bits, over those the optimizer meant to change",
-            ("numel", "zero", "unchanged"),
-            lambda f: share(column(f, "unchanged"), _intended(f)),
         ),
         Measure("finite", "elements", "elements that are neither NaN nor infinite", ("numel", *_BAD), _finite),
         Measure("multiplier", "factor", "the recorded scale; 1 where there is none of use", ("scale",), _multiplier),

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from precdoctor.diagnosis.analyses.harm import kept_bits, mean_bits
 from precdoctor.diagnosis.survey.frames import by_kind, courses, firsts, groups, lasts, on_steps, pairs, rows_of
 from precdoctor.diagnosis.survey.measures import MEASURES, lists
-from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import Process
 from precdoctor.numerics.formats import FP16
 from precdoctor.numerics.histogram import ExponentHistogram
@@ -56,11 +55,6 @@ def intended(r: Row) -> float | None:
     return None if r["unchanged"] is None else r["numel"] - r["zero"] + r["unchanged"]
 
 
-def headroom(r: Row) -> float:
-    fmt = known_format(r["dtype"])
-    return math.log2(fmt.max) - math.log2(r["amax"]) if fmt is not None and r["amax"] else math.nan
-
-
 def norm(r: Row) -> float:
     return math.nan if r["sum_sq"] is None else math.sqrt(r["sum_sq"]) / (r["scale"] or 1.0)
 
@@ -69,17 +63,14 @@ REFERENCES: dict[str, Callable[[Row], float | None]] = {
     "non_finite": bad,
     "alive": lambda r: r["numel"] - r["zero"] - bad(r),
     "zero_share": lambda r: ratio(r["zero"], r["numel"]),
-    "subnormal_share": lambda r: ratio(r["subnormal"], r["numel"] - r["zero"] - bad(r)),
     "at_max_share": lambda r: ratio(r["at_max"], r["numel"]),
     "saturated_share": lambda r: ratio(r["saturated"], r["numel"]),
     "flushed_share": lambda r: ratio(r["flushed"], r["numel"] - r["zero"]),
     "dimensions": lambda r: None if r["shape"] is None else len(r["shape"]),
     "fan_in": lambda r: r["numel"] / max(1, r["shape"][0]) if r["shape"] else None,
-    "headroom": headroom,
     "rms": lambda r: math.sqrt(ratio(r["sum_sq"], r["numel"] - bad(r))),
     "norm": norm,
     "intended": intended,
-    "lost_share": lambda r: ratio(r["unchanged"], intended(r)),
 }
 
 
