@@ -10,7 +10,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from precdoctor.diagnosis.analyses.scans import scan_events, short_name
+from precdoctor.diagnosis.analyses.op_dtypes import coverage
+from precdoctor.diagnosis.analyses.scans import short_name
 from precdoctor.diagnosis.claims.finding import Prescription, Source, at_line
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import named
@@ -170,17 +171,12 @@ def _pairs(
 
 def _line(view: RunView, zeros: TensorRow) -> Source | None:
     """The line of the activation that made these zeros, from the ops of the deep scans; None if they show none."""
-    for event in scan_events(view):
-        ops = event["data"].get("ops")
-        if event["data"].get("kind") != "coverage" or not isinstance(ops, list):
-            continue
-        if text(event.get("root")) != zeros.root or not f".{zeros.module}".startswith(f".{text(event.get('module'))}"):
-            continue
-        for op in ops:
-            all_zero = integer(op.get("zero")) == integer(op.get("numel")) == zeros.numel
-            line = integer(op.get("line"))
-            if all_zero and line and op.get("phase") == "forward" and short_name(text(op.get("op"))) in _ACTIVATIONS:
-                return Source.read(text(op.get("file")), line, "")
+    around = [c for c in coverage(view) if c.root == zeros.root and f".{zeros.module}".startswith(f".{c.module}")]
+    for op in (op for listed in around for op in listed.ops):
+        all_zero = integer(op.get("zero")) == integer(op.get("numel")) == zeros.numel
+        line = integer(op.get("line"))
+        if all_zero and line and op.get("phase") == "forward" and short_name(text(op.get("op"))) in _ACTIVATIONS:
+            return Source.read(text(op.get("file")), line, "")
     return None
 
 

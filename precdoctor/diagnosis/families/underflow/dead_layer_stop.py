@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from precdoctor.diagnosis.analyses.scans import scan_events, short_name
+from precdoctor.diagnosis.analyses.op_dtypes import coverage
+from precdoctor.diagnosis.analyses.scans import short_name
 from precdoctor.diagnosis.claims.finding import Prescription, Source, at_line
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.underflow.dead_layer_flushed import loss_is_zero
 from precdoctor.diagnosis.families.underflow.dead_layer_origin import is_negative
-from precdoctor.diagnosis.survey.processes import Process
 from precdoctor.diagnosis.survey.rows import TensorRow, integer, source_of, text
 from precdoctor.diagnosis.survey.view import RunView
 
@@ -78,20 +78,12 @@ def find_cut(view: RunView, rows: Sequence[TensorRow], weight_gradient: TensorRo
         gradients = [r for r in rows if r.kind == "grad_output" and (r.root, r.module) == (root, module)]
         alive = [r for r in gradients if r.zero < r.numel]
         if alive:
-            return _first_zeros(_listed_ops(view, weight_gradient.process, root, module), alive[0])
+            place = weight_gradient.process, root, module
+            listed = [c.ops for c in coverage(view) if (c.process, c.root, c.module) == place]
+            return _first_zeros(listed[-1], alive[0]) if listed else None
         if not module:
             return None
         module = module.rpartition(".")[0]
-
-
-def _listed_ops(view: RunView, process: Process, root: str, module: str) -> list[Mapping[str, Any]]:
-    """The ops of a module in the order in which they ran, from the last deep scan of the process that lists them."""
-    for event in reversed(scan_events(view)):
-        place = text(event.get("root")), text(event.get("module"))
-        ops = event["data"].get("ops")
-        if event["data"].get("kind") == "coverage" and place == (root, module) and Process.of(event) == process:
-            return [op for op in ops if isinstance(op, Mapping)] if isinstance(ops, list) else []
-    return []
 
 
 def _first_zeros(ops: Sequence[Mapping[str, Any]], arrives: TensorRow) -> GradientCut | None:
