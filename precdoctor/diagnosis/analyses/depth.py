@@ -15,7 +15,7 @@ import pandas as pd
 from precdoctor.diagnosis.analyses.histories import watched_steps
 from precdoctor.diagnosis.survey.frames import firsts, groups, lasts
 from precdoctor.diagnosis.survey.measures import column
-from precdoctor.diagnosis.survey.rows import TensorRow, grouped, path_evidence, range_evidence, text
+from precdoctor.diagnosis.survey.rows import grouped, text
 from precdoctor.diagnosis.survey.view import RunView, remembered
 
 #: Part of an FQN that is a number (``blocks.3``); part that ends in one (``body.conv3``).
@@ -70,14 +70,19 @@ class Chain:
         """The links with a norm above 0."""
         return [k for k in self.links if k.norm > 0.0]
 
+    @property
+    def norms(self) -> list[float]:
+        """The L2 norms above 0, from the first link to the last."""
+        return [k.norm for k in self.alive]
+
+    @property
+    def sizes(self) -> list[float]:
+        """The RMS of the links with a norm above 0, from the first to the last."""
+        return [k.rms for k in self.alive]
+
     def as_evidence(self) -> list[dict[str, Any]]:
         """Return every link with its magnitude, for a finding."""
         return [{"module": k.module, "norm": k.norm, "rms": k.rms} for k in self.links]
-
-
-def chain_evidence(row: TensorRow | None, rows: Sequence[TensorRow]) -> dict[str, Any]:
-    """Return the ``range`` entry of ``row`` and the ``path`` entry of ``rows``, for a finding; empty without a row."""
-    return {} if row is None else {"range": range_evidence(row), "path": path_evidence(rows)}
 
 
 def slope(values: Sequence[float]) -> float:
