@@ -184,7 +184,7 @@ class _GriddedSeries:
 
 def _gridded_gradients(view: RunView, max_steps: float) -> dict[Key, _GriddedSeries]:
     """The FP32 weight gradients on the same grid on all steps, none of them with FP16 autocast or a loss scale."""
-    steps = examined_steps(view, int(max_steps))
+    steps = examined_steps(view, max_steps)
     where = [("dtype", "in", ("float32",))]
     rows = view.measured((), ("weight_grad",), columns=_COLUMNS, steps=steps, where=where)
     rows = rows[(rows["numel"] >= _GRID_ELEMENTS) & (rows["zero"] < rows["numel"]) & (rows["phase"] != "recompute")]
