@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from precdoctor.diagnosis.analyses.scan_effects import EFFECT, effect_words, has_effect
 from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, facts, short_name
-from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Source
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
@@ -101,7 +101,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 def _under_their_cast(findings: Sequence[Finding]) -> list[Finding]:
     """List findings about integers that are read back as indices in the finding about the cast of these integers."""
-    casts = {_at(f.location.source): f for f in findings if "cast_at" not in f.evidence}
+    casts = {s.place: f for f in findings if "cast_at" not in f.evidence and (s := f.location.source) is not None}
     read = [f for f in findings if f.evidence.get("cast_at") in casts]
     kept = []
     for finding in findings:
@@ -189,8 +189,9 @@ def _finding(group: Group, options: Options) -> Finding:
         limits=limits,
         prescription=_keep_indices(fact, after) if _are_indices(group) else _prescription(fact, after),
     )
-    at = _at(made.source) if made is not None else ""
-    return replace(found, evidence={**found.evidence, "cast_at": at}) if at else found
+    if made is None or made.source is None:
+        return found
+    return replace(found, evidence={**found.evidence, "cast_at": made.source.place})
 
 
 def _maker(group: Group) -> Fact | None:
@@ -219,11 +220,6 @@ def _is_read_by(cast: Fact, read: Fact) -> bool:
     if cast.data.get("to") != read.data.get("from") or cast.count("numel") != read.count("numel"):
         return False
     return cast.count("times") > 1 or cast.number("largest") == read.number("largest")
-
-
-def _at(source: Source | None) -> str:
-    """Return ``train.py:12``; empty if the line is unknown."""
-    return f"{source.file}:{source.line}" if source is not None else ""
 
 
 def _features_finding(group: Group, options: Options) -> Finding:

@@ -95,6 +95,11 @@ class _Spike:
     def first(self) -> StepFacts:
         return self.steps[self.at]
 
+    @property
+    def deviations(self) -> float:
+        """Height of the jump in standard deviations."""
+        return (self.peak - self.level) / self.deviation
+
 
 @dataclass(frozen=True)
 class _MovedTensor:
@@ -116,7 +121,7 @@ def check(view: RunView, options: Options) -> Checked:
     spikes = [s for (process, _), steps in series.items() if (s := _spike(process, steps, options)) is not None]
     if not spikes:
         return Checked((), f"{plural(count, 'loss')}, none out of range")
-    worst = max(spikes, key=lambda s: (s.stays, (s.peak - s.level) / max(s.deviation, 1e-12)))
+    worst = max(spikes, key=lambda s: (s.stays, s.deviations))
     reason = f"{plural(len(spikes), 'spike')} in {plural(count, 'loss')}"
     return Checked([_finding(view, worst, options)], reason)
 
@@ -225,10 +230,9 @@ def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
     unusual = not _is_resized(resized) and (moved is not None or _norm_rises(spike, options))
     heavy = spike.stays and (unusual or rate is not None)
     first = spike.first
-    above = _deviations(spike)
     evidence: dict[str, Any] = {
         "loss": {"before": spike.level, "peak": spike.peak},
-        "deviations": above if math.isfinite(above) else None,
+        "deviations": spike.deviations,
         "limit": options["deviations"],
         "last_finite_step": _last_sound_step(spike, rate) if spike.stays else None,
         "last_bad_step": first.step,
@@ -306,16 +310,11 @@ def _is_resized(resized: float) -> bool:
     return not 1.0 / _RESIZED < resized < _RESIZED
 
 
-def _deviations(spike: _Spike) -> float:
-    """Height of the jump in standard deviations; infinite if there is no deviation."""
-    return (spike.peak - spike.level) / spike.deviation if spike.deviation > 0.0 else math.inf
-
-
 def _message(spike: _Spike, moved: _MovedTensor | None, known: int, resized: float, options: Options) -> str:
     first = spike.first
     message = (
         f"The loss rose from {spike.level:.4g} (median of up to {_WINDOW} steps before) to {spike.peak:.4g} at step "
-        f"{first.step}, {_deviations(spike):.3g} standard deviations above (limit {options['deviations']:g}), "
+        f"{first.step}, {spike.deviations:.3g} standard deviations above (limit {options['deviations']:g}), "
         + ("and stayed up. " if spike.stays else "and came down again. ")
     )
     if _is_resized(resized):

@@ -46,7 +46,7 @@ def stop_and_inspect(_view: RunView, incident: Incident, culprit: Culprit) -> Pr
     if not inside and culprit.op.source is not None and not culprit.op.in_library:
         return Prescription(
             title=f"stop{culprit.at_line} on the first bad value and inspect the operands",
-            change={"line": f"{culprit.op.source.file}:{culprit.op.source.line}"},
+            change={"line": culprit.op.source.place},
             predicted=predicted,
             snippet=snippets.stop_behind_line(),
         )

@@ -158,7 +158,7 @@ def check(view: RunView, options: Options) -> Checked:
         findings.append(saturated_finding(RULE, view, saturated, options["saturated_share"]))
     whole = view.missing is None and not view.partial_modules
     if whole and (unreached := find_unreached(view, gradients, steps, least)):
-        findings.append(unreached_finding(RULE, unreached, most, least))
+        findings.append(unreached_finding(RULE, view, unreached, most, least))
     words = f"{len(dead):,} of {seen} zero to the end" if dead else f"{seen}: each is non-zero on some step"
     words += "; before a saturated function: " + ", ".join(f"`{m or r}`" for r, m, _ in saturated) if saturated else ""
     words += f"; {len(death.layers)} died during the run" if death is not None else ""

@@ -30,13 +30,11 @@ class GradientCut:
     Attributes:
         op: ``mul`` or ``div``.
         source: its line.
-        zeros: number of elements of its result.
         arrives: the gradient of the output of the module that runs the op.
     """
 
     op: str
     source: Source
-    zeros: int
     arrives: TensorRow
 
     @property
@@ -61,7 +59,7 @@ class GradientCut:
         return Prescription(
             title=f"{change}{at_line(self.source)}: zeros in the gradient behind it 100 % -> {percent(left)}, as in "
             "front of it",
-            change={"factor": {"from": 0.0, "to": "not 0"}, "op": self.op, "line": _line_of(self.source)},
+            change={"factor": {"from": 0.0, "to": "not 0"}, "op": self.op, "line": self.source.place},
             predicted={"zero_share": {"from": 1.0, "to": left}},
             snippet=snippet,
         )
@@ -95,7 +93,7 @@ def _first_zeros(ops: Sequence[Mapping[str, Any]], arrives: TensorRow) -> Gradie
     same_line = [o for o in ops if o.get("phase") == "forward" and _place(o) == _place(op)]
     if not all(_is_zero(o) for o in same_line):
         return None
-    return GradientCut(name, source, integer(op.get("numel")) or 0, arrives)
+    return GradientCut(name, source, arrives)
 
 
 def _is_zero(op: Mapping[str, Any]) -> bool:
@@ -105,10 +103,6 @@ def _is_zero(op: Mapping[str, Any]) -> bool:
 
 def _place(op: Mapping[str, Any]) -> tuple[str, ...]:
     return text(op.get("op")), text(op.get("file")), text(op.get("line"))
-
-
-def _line_of(source: Source) -> str:
-    return f"{source.file}:{source.line}"
 
 
 def trains_otherwise(row: TensorRow, rows: Sequence[TensorRow]) -> bool:
