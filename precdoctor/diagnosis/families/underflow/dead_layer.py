@@ -28,6 +28,7 @@ from precdoctor.diagnosis.families.underflow.dead_layer_origin import (
     is_negative,
     negative_words,
     revive,
+    training_forward,
     whole_model,
 )
 from precdoctor.diagnosis.families.underflow.dead_layer_saturated import find_saturated_layers, saturated_finding
@@ -236,7 +237,7 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
     message += negative_words(rows, row.root) if whole else ""
     message += _NOTHING_WORDS if stop.nothing else ""
     who = f"`{dotted(row.module, row.name) if is_part else whole or culprit.module or culprit.root}`"
-    own = [r for r in rows if r.kind == "output" and (r.root, r.module) == (row.root, row.module)]
+    own = [r for r in rows if r.kind == "output" and r.layer == row.layer]
     # Trained at first, and no output that is zero is in evidence, only one that a ReLU would make zero.
     left = stop.flat and stop.culprit is row and steps < all_steps and any(map(is_negative, own))
     message += _LEFT_WORDS if left else ""
@@ -314,7 +315,7 @@ def _find_stop(
 def _nothing_trains(dead: _Gradients, every: _Gradients, rows: Sequence[TensorRow]) -> bool:
     """Whether no weight matrix got a gradient on any step, and no other weight did at the end."""
     always = len(dead) == len(every) and all(g.dead_steps == g.steps for g in dead.values())
-    return always and all(r.zero == r.numel for r in rows if r.kind == "weight_grad")
+    return always and all(r.is_zero for r in rows if r.kind == "weight_grad")
 
 
 def _prescription(stop: _Stop, dead: _Gradients, rows: Sequence[TensorRow], whole: str) -> Prescription:
@@ -353,19 +354,19 @@ def _to_revive(
     if modules or blocker is None:
         return modules or [layer_of(row)[0]]
     places = {(root, name) for root, name, _ in dead}
-    outputs = [r for r in rows if r.kind == "output" and (r.root, r.module) in places]
+    outputs = [r for r in rows if r.kind == "output" and r.layer in places]
     before = [r for r in outputs if r.position < blocker.position]
     return [max(before, key=lambda r: r.position).module if before else layer_of(row)[0]]
 
 
 def _blocker(rows: Sequence[TensorRow], dead: _Gradients) -> TensorRow | None:
     """The first output that is zero throughout, at or after the first dead layer in execution order; else None."""
-    outputs = [r for r in rows if r.kind == "output" and r.order is not None and r.phase == "train"]
+    outputs = [r for r in training_forward(rows) if r.kind == "output"]
     places = {(root, module) for root, module, _ in dead}
-    start = min((r.order or 0 for r in outputs if (r.root, r.module) in places), default=None)
+    start = min((r.order or 0 for r in outputs if r.layer in places), default=None)
     if start is None:
         return None
-    return next((r for r in outputs if (r.order or 0) >= start and r.zero == r.numel), None)
+    return next((r for r in outputs if (r.order or 0) >= start and r.is_zero), None)
 
 
 RULE = Rule(

@@ -16,6 +16,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.snippets import group_option
 from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.families.underflow.dead_layer_origin import training_forward
 from precdoctor.diagnosis.survey.frames import Ints, firsts, groups, keys, rows_of
 from precdoctor.diagnosis.survey.measures import Floats, column
 from precdoctor.diagnosis.survey.rows import Key, TensorRow, gradient_evidence, location
@@ -160,11 +161,10 @@ def _activations_behind(
     """
     found: dict[tuple[str, str], TensorRow] = {}
     layer: tuple[str, str] | None = None
-    forward = [r for r in rows if r.kind in ("input", "output") and r.phase == "train" and r.order is not None]
-    weighted = {(r.root, r.module) for r in rows if r.kind == "weight" and len(r.shape) > 1}
-    for r in forward:
-        if r.kind == "output" and (r.root, r.module) in weighted:
-            layer = (r.root, r.module) if (r.root, r.module) in dead else None
+    weighted = {r.layer for r in rows if r.kind == "weight" and len(r.shape) > 1}
+    for r in training_forward(rows):
+        if r.kind == "output" and r.layer in weighted:
+            layer = r.layer if r.layer in dead else None
         elif layer is not None and r.key in dead_activations:
             found.setdefault(layer, r)
     return dict(reversed(found.items()))

@@ -105,30 +105,32 @@ def is_negative(row: TensorRow) -> bool:
     return -row.sum >= _NEGATIVE * min(magnitude(row.histogram), equal) > 0.0
 
 
+def training_forward(rows: Sequence[TensorRow]) -> list[TensorRow]:
+    """The inputs and outputs of the modules in a step's forward pass with gradients, in execution order."""
+    return [r for r in rows if r.kind in ("input", "output") and r.phase == "train" and r.order is not None]
+
+
 def find_zero_origin(rows: Sequence[TensorRow], layer: TensorRow) -> ZeroOrigin | None:
     """The module that made the input of ``layer`` zero; of a zero output with another input, the module before it.
 
     Args:
-        rows: all tensors of one step.
+        rows: all tensors of one step, in execution order.
         layer: an output or a weight gradient of the layer.
 
     Returns:
         None if the layer gets non-zero inputs, or the log does not show where they become zero.
     """
-    forward = sorted(
-        (r for r in rows if r.kind in ("input", "output") and r.phase == "train" and r.order is not None),
-        key=lambda r: r.position,
-    )
+    forward = training_forward(rows)
     gradients: dict[tuple[str, str, int], bool] = {}
     for r in rows:
         if r.kind == "grad_output":
             call = (r.root, r.module, r.call)
-            gradients[call] = gradients.get(call, True) and r.zero == r.numel
+            gradients[call] = gradients.get(call, True) and r.is_zero
     pairs = _pairs(forward, gradients)
-    found, place, before = None, (layer.root, layer.module), math.inf
-    while inputs := [r for r in forward if r.kind == "input" and (r.root, r.module) == place and r.position < before]:
+    found, place, before = None, layer.layer, math.inf
+    while inputs := [r for r in forward if r.kind == "input" and r.layer == place and r.position < before]:
         pair = pairs.get(inputs[0].position)
-        if pair is None or any(r.zero < r.numel for r in inputs):
+        if pair is None or any(not r.is_zero for r in inputs):
             break
         found, place, before = pair, (pair[0].root, pair[0].module), pair[0].position
     if found is None and layer.kind == "output" and layer.position in pairs:
@@ -155,12 +157,12 @@ def _pairs(
     """
     pairs = {}
     for i, zeros in enumerate(forward):
-        if zeros.zero < zeros.numel:
+        if not zeros.is_zero:
             continue
         for k in range(i - 1, -1, -1):
             output = forward[k]
             gradient_is_zero = gradients.get((output.root, output.module, output.call))
-            if output.kind != "output" or output.zero == output.numel or output.numel % zeros.numel:
+            if output.kind != "output" or output.is_zero or output.numel % zeros.numel:
                 continue
             adjacent = k == i - 1 and output.numel == zeros.numel and gradient_is_zero
             if gradient_is_zero is not False and (adjacent or is_negative(output)):

@@ -73,8 +73,8 @@ def find_cut(view: RunView, rows: Sequence[TensorRow], weight_gradient: TensorRo
     """
     root, module = weight_gradient.root, weight_gradient.module
     while True:
-        gradients = [r for r in rows if r.kind == "grad_output" and (r.root, r.module) == (root, module)]
-        alive = [r for r in gradients if r.zero < r.numel]
+        gradients = [r for r in rows if r.kind == "grad_output" and r.layer == (root, module)]
+        alive = [r for r in gradients if not r.is_zero]
         if alive:
             place = weight_gradient.process, root, module
             listed = [c.ops for c in coverage(view) if (c.process, c.root, c.module) == place]
@@ -110,7 +110,7 @@ def trains_otherwise(row: TensorRow, rows: Sequence[TensorRow]) -> bool:
     layer_rows = (
         r for r in rows if r.kind == "weight_grad" and (r.root, layer_of(r)[0]) == (row.root, layer_of(row)[0])
     )
-    return any(r.zero < r.numel for r in layer_rows)
+    return any(not r.is_zero for r in layer_rows)
 
 
 def layer_of(row: TensorRow) -> tuple[str, str]:
@@ -139,13 +139,13 @@ def gradient_stop(row: TensorRow, blocker: TensorRow | None, rows: Sequence[Tens
 
 def _output_gradient_is_zero(row: TensorRow, rows: Sequence[TensorRow]) -> bool:
     """Whether the gradient of the module's output was recorded, and is zero in every call."""
-    gradients = [r for r in rows if r.kind == "grad_output" and (r.root, r.module) == (row.root, row.module)]
-    return bool(gradients) and all(r.zero == r.numel for r in gradients)
+    gradients = [r for r in rows if r.kind == "grad_output" and r.layer == row.layer]
+    return bool(gradients) and all(r.is_zero for r in gradients)
 
 
 def flatness_words(row: TensorRow, rows: Sequence[TensorRow]) -> str:
     """A predicate: why the activation after the layer's output is flat; empty if the output does not show it."""
-    outputs = [r for r in rows if r.kind == "output" and (r.root, r.module) == (row.root, row.module)]
+    outputs = [r for r in rows if r.kind == "output" and r.layer == row.layer]
     for output in outputs:
         if is_negative(output):
             return "is almost all negative: a ReLU behind it never fires"

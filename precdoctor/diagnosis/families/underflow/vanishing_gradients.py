@@ -143,7 +143,7 @@ def _finding(view: RunView, chain: Chain, limit: float, fallen: float | None, op
     per_layer = slope(chain.norms)
     step = watched_steps(view)[-1]
     own = {(chain.root, link.module) for link in alive}
-    gradients = [r for r in view.any_rows(step) if r.kind == "grad_output" and (r.root, r.module) in own]
+    gradients = [r for r in view.any_rows(step) if r.kind == "grad_output" and r.layer in own]
     row = next((r for r in gradients if r.module == first.module), None)
     message = (
         f"Along {len(alive)} layers of {chain.module_class} (`{chain.pattern}`) the gradient falls from "

@@ -54,7 +54,7 @@ def forgetting_finding(rule: Rule, view: RunView, chain: Chain, fallen: float, l
     first, last = chain.alive[0], chain.alive[-1]
     later = " and later" if last.index == LAST_CALL else ""
     place = chain.root, first.module
-    gradients = [r for r in view.any_rows(step) if r.kind == "grad_output" and (r.root, r.module) == place]
+    gradients = [r for r in view.any_rows(step) if r.kind == "grad_output" and r.layer == place]
     row = next((r for r in gradients if r.call == first.index), None)
     per_call = slope(chain.norms[:-1] if later else chain.norms)
     return rule.finding(
