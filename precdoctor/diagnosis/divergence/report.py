@@ -11,7 +11,7 @@ from precdoctor.diagnosis.advice.stable_rate import rounded_down, stable_rate
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.divergence import missing_zero_grad
-from precdoctor.diagnosis.divergence.learning_rates import JUMP, group_words, jump_before, raised
+from precdoctor.diagnosis.divergence.learning_rates import group_words, jump_before, raised
 from precdoctor.diagnosis.divergence.onset import REPLACED, Divergence, clip_level
 from precdoctor.diagnosis.divergence.updates_by_step import updates_before
 from precdoctor.diagnosis.survey.rows import text
@@ -31,12 +31,10 @@ _PROPORTIONAL = frozenset({"SGD", "ASGD", ""})
 def root_words(view: RunView, divergence: Divergence) -> str:
     """Return the root in words, as the beginning of a title."""
     root, first = divergence.root, divergence.links[0] if divergence.links else None
-    if divergence.kind == "learning-rate" and (rates := raised(divergence.steps, divergence.at)) is not None:
-        group = group_words(divergence.steps, divergence.at)
-        return f"the learning rate{group} rose from {rates[0]:.3g} to {rates[1]:.3g} at step {root}"
+    if divergence.kind == "learning-rate" and (words := _rate_words(divergence.steps, divergence.at)):
+        return words
     if divergence.kind == "rewritten" and first is not None:
-        name = first.what.split("`")[1]
-        return f"something other than the optimizer multiplied `{name}` by {first.value:.3g} after step {root}"
+        return _writing_words(first.what.split("`")[1], first.value, root)
     if divergence.kind == "unzeroed":
         return f"gradients add up from step {root} on, because `zero_grad()` is missing"
     if divergence.kind == "unbounded":
@@ -65,14 +63,24 @@ def root_of_rise(view: RunView, process: Process, steps: Sequence[StepFacts], at
     Causes are a jump of the learning rate, or a weight that something other than the optimizer wrote.
     """
     jump = jump_before(steps, at + 1)
-    if jump is not None and (rates := raised(steps, jump)) is not None:
-        group = group_words(steps, jump)
-        return f"the learning rate{group} rose from {rates[0]:.3g} to {rates[1]:.3g} at step {steps[jump].step}"
+    if jump is not None and (words := _rate_words(steps, jump)):
+        return words
     before = max(0, at - _RECENT)
-    written = updates_before(view, process, steps[at].step).rewritten(steps[before].step, steps[at].step, JUMP)
-    if written is None:
+    written = updates_before(view, process, steps[at].step).rewritten(steps[before].step, steps[at].step)
+    return "" if written is None else _writing_words(written[1], written[2], written[0])
+
+
+def _rate_words(steps: Sequence[StepFacts], at: int) -> str:
+    """Return the rise of the learning rate at ``steps[at]``; empty if it did not rise there."""
+    rates = raised(steps, at)
+    if rates is None:
         return ""
-    return f"something other than the optimizer multiplied `{written[1]}` by {written[2]:.3g} after step {written[0]}"
+    group = group_words(steps, at)
+    return f"the learning rate{group} rose from {rates[0]:.3g} to {rates[1]:.3g} at step {steps[at].step}"
+
+
+def _writing_words(parameter: str, times: float, step: int) -> str:
+    return f"something other than the optimizer multiplied `{parameter}` by {times:.3g} after step {step}"
 
 
 def chain_words(divergence: Divergence, step: int, ended: str) -> str:
