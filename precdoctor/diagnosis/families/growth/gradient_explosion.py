@@ -305,5 +305,4 @@ RULE = Rule(
     sampled_steps=False,
     explains={**when(anywhere, "PD406", "PD605", "PD606"), **when(not_thrown_off_before, "PD504")},
     check=check,
-    step_columns=("grad_norm", "loss", "skipped"),
 )  # fmt: skip

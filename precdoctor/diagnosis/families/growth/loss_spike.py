@@ -378,5 +378,4 @@ RULE = Rule(
     ),
     sampled_steps=False,
     check=check,
-    step_columns=("loss",),
 )  # fmt: skip

@@ -386,5 +386,4 @@ RULE = Rule(
                  "Chosen empirically: nearly all; half of a healthy ReLU's output is zero.", 0.5),
     ),
     check=check,
-    step_columns=("lr", "skipped"),
 )  # fmt: skip

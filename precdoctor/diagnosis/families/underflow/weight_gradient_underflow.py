@@ -306,5 +306,4 @@ RULE = Rule(
     explains=when(anywhere, "PD203", "PD303", "PD305"),
     check=check,
     newer_half=True,
-    step_columns=("autocast_dtype",),
 )

@@ -190,5 +190,4 @@ RULE = Rule(
     ),
     sampled_steps=False,
     check=check,
-    step_columns=("grad_norm",),
 )  # fmt: skip
