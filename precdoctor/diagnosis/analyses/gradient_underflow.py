@@ -15,7 +15,7 @@ from precdoctor.diagnosis.analyses.harm import kept_bits, lost_to
 from precdoctor.diagnosis.analyses.healthy_steps import healthy_sampled_steps
 from precdoctor.diagnosis.claims.rule import RuleOption, fraction
 from precdoctor.diagnosis.survey.arrow_rows import records
-from precdoctor.diagnosis.survey.frames import AT, Mask, at, firsts, groups, histograms, keys, on_steps, rows_of
+from precdoctor.diagnosis.survey.frames import AT, Mask, at, firsts, groups, histograms, keys, on_steps, worst_rows
 from precdoctor.diagnosis.survey.measures import Floats, column, share
 from precdoctor.diagnosis.survey.rows import Key, TensorRow, known_format
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView, remembered
@@ -157,7 +157,7 @@ def _headrooms(rows: pd.DataFrame) -> dict[tuple[Process, int], float]:
     headrooms: dict[tuple[Process, int], float] = {}
     for is_fp16, fmt in _FORMATS.items():
         own = rows[(rows["fp16"] == is_fp16) & (rows["amax"] > 0.0)]
-        largest = own.iloc[[found[0] for found in rows_of(groups(own, AT), -own["amax"])]]
+        largest = own.iloc[worst_rows(groups(own, AT), own["amax"])]
         for place, amax in zip(at(largest), largest["amax"], strict=True):
             headrooms[place] = min(headrooms.get(place, math.inf), fmt.headroom(amax))
     return headrooms
@@ -223,7 +223,7 @@ def _series(rows: pd.DataFrame) -> dict[Key, GradientSeries]:
     ids = groups(rows, IDENTITY)
     names = ["share", "lost_share", "subnormal_share", "faint_share", "structural", "bits"]
     medians = records(rows[names].groupby(ids).median())
-    first, worst = rows.iloc[firsts(ids)], rows.iloc[[own[0] for own in rows_of(ids, -rows["share"])]]
+    first, worst = rows.iloc[firsts(ids)], rows.iloc[worst_rows(ids, rows["share"])]
     dead = (worst["alive"] == 0.0).tolist()
     named = zip(keys(first), first["fp16"], np.bincount(ids).tolist(), at(worst), dead, medians, strict=True)
     return {

@@ -5,14 +5,13 @@ A table has one row per tensor; schema :data:`SCHEMA`. Merging is associative an
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from precdoctor.diagnosis.survey.arrow_rows import int_column
+from precdoctor.diagnosis.survey.arrow_rows import combined, int_column
 from precdoctor.numerics.arrays import Ints
 
 #: Columns that identify a tensor over all ranks and steps.
@@ -58,15 +57,12 @@ def _reduced(table: pa.Table) -> pa.Table:
 
 def grouped(batch: pa.RecordBatch, names: Sequence[str]) -> Ints:
     """Return a number per row, equal for rows that agree in all columns ``names`` (dictionaries or integers)."""
-    code = np.zeros(batch.num_rows, np.int64)
-    for name in names:
+
+    def codes(name: str) -> Ints:
         column = batch.column(name)
-        if pa.types.is_dictionary(column.type):
-            own = column.indices.fill_null(len(column.dictionary)).to_numpy(zero_copy_only=False).astype(np.int64)
-        else:
-            own = np.unique(int_column(batch, name), return_inverse=True)[1].astype(np.int64)
-        width = int(own.max(initial=0)) + 1
-        if math.log2(max(1, int(code.max(initial=0)))) + math.log2(width) > 60:
-            code = np.unique(code, return_inverse=True)[1].astype(np.int64)
-        code = code * width + own
-    return code
+        if not pa.types.is_dictionary(column.type):
+            return np.unique(int_column(batch, name), return_inverse=True)[1].astype(np.int64)
+        indices = column.indices.fill_null(len(column.dictionary))
+        return indices.to_numpy(zero_copy_only=False).astype(np.int64)
+
+    return combined(map(codes, names))

@@ -16,8 +16,8 @@ import pandas as pd
 import pyarrow as pa
 
 from precdoctor.diagnosis.survey import stored
+from precdoctor.diagnosis.survey.arrow_rows import KeptRows
 from precdoctor.diagnosis.survey.engines import run_all
-from precdoctor.diagnosis.survey.kept_rows import KeptRows
 from precdoctor.diagnosis.survey.measures import MEASURES
 from precdoctor.diagnosis.survey.processes import Process
 from precdoctor.diagnosis.survey.rows import ROW_COLUMNS, Parameter, TensorRow, grouped

@@ -17,7 +17,7 @@ from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.snippets import group_option
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.underflow.dead_layer_origin import training_forward
-from precdoctor.diagnosis.survey.frames import Ints, firsts, groups, keys, rows_of
+from precdoctor.diagnosis.survey.frames import Ints, firsts, groups, keys, rows_of, worst_rows
 from precdoctor.diagnosis.survey.measures import Floats, column
 from precdoctor.diagnosis.survey.rows import Key, TensorRow, gradient_evidence, location
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
@@ -143,10 +143,9 @@ def _zeros(view: RunView, steps: Sequence[int], kinds: Sequence[str]) -> dict[Ke
     rows = view.measured(("dimensions", "zero_share"), kinds, columns=("phase",), steps=steps)
     training = (rows["phase"] == "train") | (rows["phase"] == "") | rows["phase"].isna()
     rows = rows[(rows["dimensions"] >= 2) & (rows["numel"] > 0) & training]
-    order = np.lexsort((rows["zero_share"], rows["step"]))
-    one = order[firsts(groups(rows.iloc[order], (*IDENTITY, "step")))]  # by step, the least over ranks
+    one = worst_rows(groups(rows, (*IDENTITY, "step")), -rows["zero_share"])  # by step, the least over ranks
     ids, step, shares = groups(rows, IDENTITY), rows["step"].to_numpy(), column(rows, "zero_share")
-    histories = (_ZeroHistory(step[one[own]], shares[one[own]]) for own in rows_of(ids[one]))
+    histories = (_ZeroHistory(step[one[own]], shares[one[own]]) for own in rows_of(ids[one], step[one]))
     return dict(zip(keys(rows.iloc[firsts(ids)]), histories, strict=True))
 
 
