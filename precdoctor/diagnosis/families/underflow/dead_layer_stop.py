@@ -126,7 +126,8 @@ def gradient_stop(row: TensorRow, blocker: TensorRow | None, rows: Sequence[Tens
             f"All {blocker.numel:,} elements of {blocker.label} ({blocker.module_class}) are zero: no gradient passes."
         )
         return words, False
-    if not _output_gradient_is_zero(row, rows):
+    gradients = [r for r in rows if r.kind == "grad_output" and r.layer == row.layer]
+    if not gradients or not all(r.is_zero for r in gradients):
         return "A gradient does arrive at its output: its input, or the code between, is zero.", False
     cut = flatness_words(row, rows)
     words = "The gradient that arrives at its output is also zero"
@@ -135,12 +136,6 @@ def gradient_stop(row: TensorRow, blocker: TensorRow | None, rows: Sequence[Tens
     if loss_is_zero(rows):
         return f"{words}: the loss itself is exactly 0.", True
     return f"{words}: the loss does not use it, or gives it the weight zero.", True
-
-
-def _output_gradient_is_zero(row: TensorRow, rows: Sequence[TensorRow]) -> bool:
-    """Whether the gradient of the module's output was recorded, and is zero in every call."""
-    gradients = [r for r in rows if r.kind == "grad_output" and r.layer == row.layer]
-    return bool(gradients) and all(r.is_zero for r in gradients)
 
 
 def flatness_words(row: TensorRow, rows: Sequence[TensorRow]) -> str:

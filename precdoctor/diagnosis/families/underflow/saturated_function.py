@@ -132,7 +132,10 @@ def _finding(group: Group, options: Options) -> Finding:
             f"{percent(options['lost'])}), and all of it in {channels} of the channels (limit "
             f"{percent(options['channels'])}). The slope of {function} is {slope}."
         )
-        prescription = _straight_through(fact, function) if steps else _to_order_one(fact, function)
+        prescription = _straight_through(fact, function)
+        if not steps:
+            what = f"bring the input of {function} to order one{fact.own_line}: gradient lost {percent(lost)} -> 0 %"
+            prescription = _scaled_input(fact, 1.0 / 16, what, {"gradient_lost": {"from": lost, "to": 0.0}})
     return group.finding(
         RULE,
         title=title,
@@ -150,17 +153,6 @@ def _scaled_input(fact: Fact, scale: float, title: str, predicted: Mapping[str, 
         change={"input_scale": scale, "op": fact.op},
         predicted=predicted,
         snippet=f"y = f(x * {scale:g})  # what goes into {_function(fact)}; normalise it, or begin smaller\n",
-    )
-
-
-def _to_order_one(fact: Fact, function: str) -> Prescription:
-    """Bring the input of a bounded function to where it has a slope."""
-    lost = fact.number("lost")
-    return _scaled_input(
-        fact,
-        1.0 / 16,
-        f"bring the input of {function} to order one{fact.own_line}: gradient lost {percent(lost)} -> 0 %",
-        {"gradient_lost": {"from": lost, "to": 0.0}},
     )
 
 
