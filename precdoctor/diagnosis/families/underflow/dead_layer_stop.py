@@ -101,8 +101,8 @@ def _is_zero(op: Mapping[str, Any]) -> bool:
     return bool(integer(op.get("numel"))) and integer(op.get("zero")) == integer(op.get("numel"))
 
 
-def _place(op: Mapping[str, Any]) -> tuple[str, ...]:
-    return text(op.get("op")), text(op.get("file")), text(op.get("line"))
+def _place(op: Mapping[str, Any]) -> tuple[str, str, int | None]:
+    return text(op.get("op")), text(op.get("file")), integer(op.get("line"))
 
 
 def trains_otherwise(row: TensorRow, rows: Sequence[TensorRow]) -> bool:
