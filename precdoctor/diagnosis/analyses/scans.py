@@ -136,6 +136,10 @@ class Fact:
         value = real(self.data.get(name))
         return math.nan if value is None else value
 
+    def flag(self, name: str) -> bool:
+        """Return whether ``data`` says so."""
+        return self.data.get(name) is True
+
     def count(self, name: str) -> int:
         """Return a whole number of ``data``; 0 if there is none."""
         return integer(self.data.get(name)) or 0

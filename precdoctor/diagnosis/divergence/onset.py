@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from precdoctor.diagnosis.analyses.histories import by_optimizer
-from precdoctor.diagnosis.divergence.learning_rates import group_words, jump_before, raised
+from precdoctor.diagnosis.divergence.learning_rates import jump_before, rise_at
 from precdoctor.diagnosis.divergence.missing_zero_grad import unzeroed
 from precdoctor.diagnosis.divergence.updates_by_step import Updates, updates_before
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, grouped
@@ -295,7 +295,7 @@ def _unzeroed_from(view: RunView, process: Process, steps: Sequence[StepFacts], 
 def _kind(view: RunView, process: Process, steps: Sequence[StepFacts], at: int, updates: Updates) -> str:
     """Return the kind of a root for which no other evidence was found, from the root's own step."""
     root = steps[at]
-    if raised(steps, at) is not None:
+    if rise_at(steps, at) is not None:
         return "learning-rate"
     if _common_factor(steps[at:], updates) is not None:
         return "multiplied"
@@ -347,8 +347,8 @@ def _links(
     """Return the root, and the peaks of norm, update and loss after it, in order of step."""
     links = []
     root = steps[at]
-    if kind == "learning-rate" and (rates := raised(steps, at)) is not None:
-        links.append(Link(root.step, f"learning rate{group_words(steps, at)}", rates[1], rates[0]))
+    if kind == "learning-rate" and (rise := rise_at(steps, at)) is not None:
+        links.append(Link(root.step, rise.what, rise.to, rise.before))
     if kind == "rewritten" and (written := updates.rewritten(root.step, incident)) is not None:
         links.append(Link(root.step, f"`{written[1]}` against weight plus update, after the step", written[2], 1.0))
     if kind == "batch" and (batch := extreme_batch(view, process, steps, at)) is not None:

@@ -11,7 +11,7 @@ from precdoctor.diagnosis.advice.stable_rate import rounded_down, stable_rate
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.divergence import missing_zero_grad
-from precdoctor.diagnosis.divergence.learning_rates import group_words, jump_before, raised
+from precdoctor.diagnosis.divergence.learning_rates import jump_before, rise_at
 from precdoctor.diagnosis.divergence.onset import REPLACED, Divergence, clip_level
 from precdoctor.diagnosis.divergence.updates_by_step import updates_before
 from precdoctor.diagnosis.survey.rows import text
@@ -72,11 +72,10 @@ def root_of_rise(view: RunView, process: Process, steps: Sequence[StepFacts], at
 
 def _rate_words(steps: Sequence[StepFacts], at: int) -> str:
     """Return the rise of the learning rate at ``steps[at]``; empty if it did not rise there."""
-    rates = raised(steps, at)
-    if rates is None:
-        return ""
-    group = group_words(steps, at)
-    return f"the learning rate{group} rose from {rates[0]:.3g} to {rates[1]:.3g} at step {steps[at].step}"
+    rise = rise_at(steps, at)
+    return (
+        "" if rise is None else f"the {rise.what} rose from {rise.before:.3g} to {rise.to:.3g} at step {steps[at].step}"
+    )
 
 
 def _writing_words(parameter: str, times: float, step: int) -> str:
@@ -110,8 +109,8 @@ def root_cure(view: RunView, divergence: Divergence) -> Prescription:
     """Prescribe the one change that removes the cause; its numbers come from the steps before the root."""
     if divergence.kind == "rewritten":
         return _find_writer(divergence)
-    if divergence.kind == "learning-rate" and (rates := raised(divergence.steps, divergence.at)) is not None:
-        return _keep_rate(divergence, *rates)
+    if divergence.kind == "learning-rate" and (rise := rise_at(divergence.steps, divergence.at)) is not None:
+        return _keep_rate(divergence, rise.before, rise.to)
     if divergence.kind == "unzeroed" and (kept := missing_zero_grad.unzeroed(view, 0.0)) is not None:
         return missing_zero_grad.cure(divergence.steps, kept)
     if divergence.kind == "unbounded":

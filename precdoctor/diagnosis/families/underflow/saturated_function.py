@@ -65,7 +65,7 @@ def check(view: RunView, options: Options) -> Checked:
 
     def guilty(fact: Fact) -> float:
         """The share of the gradient, or of its channels, that ends at the function; 0 below the limits."""
-        if fact.data.get("again") is True or fact.data.get("without_log") is True:
+        if fact.flag("again") or fact.flag("without_log"):
             return 1.0
         lost = fact.number("lost")
         if _function(fact) == "softmax":
@@ -78,7 +78,7 @@ def check(view: RunView, options: Options) -> Checked:
     def counts(group: Group) -> bool:
         """Whether the function was at its bound on the first scan, or closes nearly all channels on the last."""
         done = group.done_steps
-        last = [f for f in group.facts if f.step == done[-1] and f.data.get("near") is not True]
+        last = [f for f in group.facts if f.step == done[-1] and not f.flag("near")]
         conclusive = [f for f in last if f.module or f.count("zero_gradients")]
         most = max((f.number("channels") for f in conclusive), default=0.0)
         return group.stands and (done[0] in group.steps or most >= options["all_channels"])
@@ -96,11 +96,11 @@ def _function(fact: Fact) -> str:
 
 def _finding(group: Group, options: Options) -> Finding:
     fact = group.worst
-    if fact.data.get("again") is True:
+    if fact.flag("again"):
         return _twice_finding(group)
-    if fact.data.get("without_log") is True:
+    if fact.flag("without_log"):
         return _without_log_finding(group)
-    near = fact.data.get("near") is True
+    near = fact.flag("near")
     function, lost, distance = _function(fact), fact.number("lost"), fact.number("distance")
     if function == "softmax":
         passed = percent(fact.number("open"))
