@@ -15,7 +15,7 @@ from precdoctor.diagnosis.divergence.learning_rates import jump_before, rise_at
 from precdoctor.diagnosis.divergence.missing_zero_grad import unzeroed
 from precdoctor.diagnosis.divergence.updates_by_step import Updates, updates_before
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, grouped
-from precdoctor.diagnosis.survey.step_facts import StepFacts
+from precdoctor.diagnosis.survey.step_facts import StepFacts, losses_of, norms_of
 from precdoctor.diagnosis.survey.view import Process, RunView, remembered
 
 #: RMS of an update over RMS of its weight from which the weight is replaced, not trained: the ``ratio`` of PD504.
@@ -191,7 +191,7 @@ def course_left(steps: Sequence[StepFacts], at: int) -> int:
 
 def _ruined_by_first_update(steps: Sequence[StepFacts], updates: Updates) -> bool:
     """Return whether the first update replaced a weight, and all later losses are at least 1.25 times the first."""
-    losses = [s.loss for s in steps if s.loss is not None]
+    losses = losses_of(steps)
     first = updates.ratio(steps[0].step)
     return first is not None and first >= REPLACED and len(losses) > 1 and min(losses[1:]) > 1.25 * losses[0] > 0.0
 
@@ -214,7 +214,7 @@ def calm(values: Sequence[float | None]) -> list[float | None]:
 def healthy_norms(steps: Sequence[StepFacts]) -> list[float]:
     """Return the gradient norms of the steps before training diverged; of all steps if it has not."""
     at = departure(steps)
-    return [s.grad_norm for s in steps[:at] if s.grad_norm is not None]
+    return norms_of(steps[:at])
 
 
 def clip_level(norms: Sequence[float]) -> float:
@@ -263,7 +263,7 @@ def _weights_replaced(
 
 def _still_learning(steps: Sequence[StepFacts], at: int) -> bool:
     """Return whether the last loss is below that of the root, so that the large updates do no harm."""
-    losses = [s.loss for s in steps[at:] if s.loss is not None]
+    losses = losses_of(steps[at:])
     return len(losses) >= _LEVEL and losses[-1] < losses[0] and steps[-1].loss is not None
 
 

@@ -15,7 +15,7 @@ from precdoctor.diagnosis.divergence.learning_rates import jump_before, rise_at
 from precdoctor.diagnosis.divergence.onset import REPLACED, Divergence, clip_level
 from precdoctor.diagnosis.divergence.updates_by_step import updates_before
 from precdoctor.diagnosis.survey.rows import text
-from precdoctor.diagnosis.survey.step_facts import StepFacts
+from precdoctor.diagnosis.survey.step_facts import StepFacts, norms_of
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 #: RMS of an update over RMS of its weight that a proposed rate aims at, large but usual: the ``target`` of PD504.
@@ -164,8 +164,8 @@ def _lower_rate(view: RunView, divergence: Divergence) -> Prescription:
 
 def _clip_norm(divergence: Divergence) -> Prescription:
     """Prescribe to clip the gradient norm at twice its usual value before the root."""
-    before = [s.grad_norm for s in divergence.steps[: divergence.at] if s.grad_norm is not None]
-    norms = [s.grad_norm for s in divergence.steps[divergence.at :] if s.grad_norm is not None]
+    before = norms_of(divergence.steps[: divergence.at])
+    norms = norms_of(divergence.steps[divergence.at :])
     level, peak = clip_level(before), norms[0] if norms else None
     healthy = len(before) >= _HEALTHY
     source = (
@@ -258,7 +258,7 @@ def _is_bounded_by_clipping(divergence: Divergence) -> bool:
 
     Without a healthy norm to clip at, every step may be clipped, so the clipped update must be a usual one.
     """
-    before = [s.grad_norm for s in divergence.steps[: divergence.at] if s.grad_norm is not None]
+    before = norms_of(divergence.steps[: divergence.at])
     ratio, norm = divergence.own_ratio, divergence.first.grad_norm
     if ratio is None:
         return True
@@ -267,6 +267,6 @@ def _is_bounded_by_clipping(divergence: Divergence) -> bool:
 
 
 def _norm_words(divergence: Divergence) -> str:
-    usual = [s.grad_norm for s in divergence.steps[: divergence.at] if s.grad_norm is not None]
+    usual = norms_of(divergence.steps[: divergence.at])
     norm = divergence.first.grad_norm
     return f" (norm {median(usual[-8:]):.3g} -> {norm:.3g})" if usual and norm is not None else ""

@@ -21,6 +21,7 @@ from precdoctor.diagnosis.divergence.onset import clip_level
 from precdoctor.diagnosis.divergence.report import root_of_rise
 from precdoctor.diagnosis.families.growth.gradient_explosion_detection import WINDOW, Explosion, find_explosion
 from precdoctor.diagnosis.survey.rows import TensorRow, location, tensor_evidence
+from precdoctor.diagnosis.survey.step_facts import norms_of
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
@@ -248,7 +249,7 @@ def _lower_rate_or_clip(explosion: Explosion) -> Prescription:
             predicted={"grad_norm": {"from": explosion.peak, "to": explosion.baseline}},
             snippet=snippets.group_option("lr", repr(usual)),
         )
-    norms = [s.grad_norm for s in explosion.steps[: explosion.left] if s.grad_norm is not None]
+    norms = norms_of(explosion.steps[: explosion.left])
     clip = clip_level(norms)
     touched = sum(n > clip for n in norms) / max(1, len(norms))
     healthy = (

@@ -18,7 +18,7 @@ from precdoctor.diagnosis.divergence.onset import course_left
 from precdoctor.diagnosis.divergence.report import root_of_rise
 from precdoctor.diagnosis.survey.frames import firsts, groups, keys, rows_of
 from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, FORWARD_KINDS, Key, TensorRow, location, tensor_evidence
-from precdoctor.diagnosis.survey.step_facts import StepFacts
+from precdoctor.diagnosis.survey.step_facts import StepFacts, norms_of
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 
 PAGE = RulePage(
@@ -215,8 +215,8 @@ def _batch_growth(view: RunView, spike: _Spike) -> float:
 
 def _norm_rises(spike: _Spike, options: Options) -> bool:
     """Return whether the gradient norm left its range with the loss, after an update of unusual size or rate."""
-    before = [s.grad_norm for s in spike.steps[max(0, spike.at - _WINDOW) : spike.at] if s.grad_norm is not None]
-    after = [s.grad_norm for s in spike.steps[spike.at : spike.at + _AFTER] if s.grad_norm is not None]
+    before = norms_of(spike.steps[max(0, spike.at - _WINDOW) : spike.at])
+    after = norms_of(spike.steps[spike.at : spike.at + _AFTER])
     if after_an_ordinary_update(spike.steps, spike.at):
         return False
     return bool(before and after) and max(after) > options["norm_factor"] * median(before)

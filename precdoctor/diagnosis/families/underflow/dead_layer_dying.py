@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 import numpy as np
 
+from precdoctor.diagnosis.analyses.histories import quarter_means
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.snippets import group_option
@@ -20,6 +20,7 @@ from precdoctor.diagnosis.families.underflow.dead_layer_origin import training_f
 from precdoctor.diagnosis.survey.frames import Ints, firsts, groups, keys, rows_of, worst_rows
 from precdoctor.diagnosis.survey.measures import Floats, column
 from precdoctor.diagnosis.survey.rows import Key, TensorRow, gradient_evidence, location
+from precdoctor.diagnosis.survey.step_facts import losses_of
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 
 #: Minimum share of the run that lies after the death, and of the recorded steps since on which the layer is dead.
@@ -181,10 +182,8 @@ def _loss_gives_gradient(view: RunView, rows: Sequence[TensorRow], since: int, s
 
 def _losses_since(view: RunView, process: Process, step: int) -> tuple[float, float] | None:
     """Mean loss of the oldest and of the newest quarter of the steps from ``step`` on; None with too few losses."""
-    finite_steps = (s for s in view.timeline[process] if s.step >= step and not s.loss_is_bad)
-    losses = [s.loss for s in finite_steps if s.loss is not None]
-    quarter = len(losses) // 4
-    return (fmean(losses[:quarter]), fmean(losses[-quarter:])) if len(losses) >= _LOSSES else None
+    losses = losses_of(s for s in view.timeline[process] if s.step >= step and not s.loss_is_bad)
+    return quarter_means(losses) if len(losses) >= _LOSSES else None
 
 
 def dying_finding(rule: Rule, view: RunView, death: Death, limit: float) -> Finding:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from statistics import fmean
 
 from precdoctor.diagnosis.analyses.depth import LAST_CALL, Chain, call_chains, rising_share, slope
-from precdoctor.diagnosis.analyses.histories import watched_steps
+from precdoctor.diagnosis.analyses.histories import quarter_means, watched_steps
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.snippets import module_expression
@@ -37,11 +38,10 @@ def learnt_share(view: RunView) -> float | None:
     """Share by which the mean loss over ranks fell from the oldest to the newest quarter; None below four losses."""
     every = ((s.step, s.loss) for steps in view.timeline.values() for s in steps)
     by_step = grouped((step, loss) for step, loss in every if loss is not None and math.isfinite(loss))
-    losses = [sum(ranks) / len(ranks) for _, ranks in sorted(by_step.items())]
-    quarter = len(losses) // 4
-    if not quarter:
+    means = quarter_means([fmean(ranks) for _, ranks in sorted(by_step.items())])
+    if means is None:
         return None
-    before, after = sum(losses[:quarter]) / quarter, sum(losses[-quarter:]) / quarter
+    before, after = means
     return (before - after) / abs(before) if before else 0.0
 
 
