@@ -1,8 +1,8 @@
 """PD203: layers whose weights get a gradient of exactly zero, or none.
 
-One finding from four detectors: layers with a gradient of zero to the end of the run (here; :mod:`.dead_layer_stop`,
-:mod:`.dead_layer_origin`), layers whose gradient FP16 flushed (:mod:`.dead_layer_flushed`), that died during the run
-(:mod:`.dead_layer_dying`), or whose output saturates the function after it (:mod:`.dead_layer_saturated`).
+One finding from four detectors: layers with a gradient of zero to the end of the run (here; :mod:`.dead_layer_stop`),
+layers whose gradient FP16 flushed (:mod:`.dead_layer_flushed`), that died during the run (:mod:`.dead_layer_dying`), or
+whose output saturates the function after it (:mod:`.dead_layer_saturated`).
 """
 
 from __future__ import annotations
@@ -22,25 +22,23 @@ from precdoctor.diagnosis.families.underflow.dead_layer_flushed import (
     flushed_finding,
     loss_is_zero,
 )
-from precdoctor.diagnosis.families.underflow.dead_layer_origin import (
-    ZeroOrigin,
-    find_zero_origin,
-    is_negative,
-    negative_words,
-    revive,
-    training_forward,
-    whole_model,
-)
 from precdoctor.diagnosis.families.underflow.dead_layer_saturated import find_saturated_layers, saturated_finding
 from precdoctor.diagnosis.families.underflow.dead_layer_stop import (
     GradientCut,
+    ZeroOrigin,
     find_cut,
+    find_zero_origin,
     flatness_words,
     gradient_stop,
+    is_negative,
     layer_of,
+    negative_words,
     print_gradients,
     print_loss,
+    revive,
+    training_forward,
     trains_otherwise,
+    whole_model,
 )
 from precdoctor.diagnosis.families.underflow.dead_layer_unreached import find_unreached, freeze, unreached_finding
 from precdoctor.diagnosis.survey.frames import PARAMETER, at, firsts, groups, lasts, parameters

@@ -16,7 +16,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.snippets import group_option
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.underflow.dead_layer_origin import training_forward
+from precdoctor.diagnosis.families.underflow.dead_layer_stop import training_forward
 from precdoctor.diagnosis.survey.frames import Ints, firsts, groups, keys, rows_of, worst_rows
 from precdoctor.diagnosis.survey.measures import Floats, column
 from precdoctor.diagnosis.survey.rows import Key, TensorRow, gradient_evidence, location

@@ -15,7 +15,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.underflow.dead_layer_origin import training_forward
+from precdoctor.diagnosis.families.underflow.dead_layer_stop import training_forward
 from precdoctor.diagnosis.survey.rows import Key, TensorRow, gradient_evidence, known_format, location, range_evidence
 from precdoctor.diagnosis.survey.view import Process, RunView
 
