@@ -98,23 +98,26 @@ def rising_share(values: Sequence[float]) -> float:
 
 def call_chains(view: RunView, kind: str, least: int) -> list[Chain]:
     """Return, as chains, the calls of modules that a step calls at least ``least`` times, such as a recurrent cell."""
-    return [c for c in _call_chains(view, kind) if len(c.links) >= least]
-
-
-@remembered
-def _call_chains(view: RunView, kind: str) -> list[Chain]:
     rows = _norms(view, kind)
     links = _links(rows[rows["name"].isin(["", "0"])])
     found: dict[ChainKey, list[tuple[Link, int]]] = grouped(
         ((root, link.module, module_class, kind), (replace(link, order=None), count))
         for link, (root, module_class), count in links
     )
-    return [_chain(key, own) for key, own in found.items() if len(own) > 1]
+    return [_chain(key, own) for key, own in found.items() if len(own) >= least]
 
 
 def chains(view: RunView, kind: str, least: int) -> list[Chain]:
     """Return the chains of at least ``least`` layers for one kind of tensor; of each module the first tensor only."""
-    return [c for c in _chains(view, kind) if len(c.links) >= least]
+    rows = _norms(view, kind)
+    found: dict[ChainKey, list[tuple[Link, int]]] = {}
+    for link, (root, module_class), count in _links(rows[(rows["call"] == 0) & rows["name"].isin(["", "0", "weight"])]):
+        match = _NUMBER.search(link.module) or _NUMBERED.search(link.module)  # the first number is the layer's
+        if match is not None:
+            pattern = f"{link.module[: match.start(1)]}*{link.module[match.end(1) :]}"
+            key = root, pattern, module_class, kind
+            found.setdefault(key, []).append((replace(link, index=int(match.group(1))), count))
+    return [_chain(key, own) for key, own in found.items() if len(own) >= least]
 
 
 def joined_chains(view: RunView, kind: str, least: int) -> list[Chain]:
@@ -141,18 +144,6 @@ def _span(chain: Chain) -> tuple[int, int]:
 
 
 @remembered
-def _chains(view: RunView, kind: str) -> list[Chain]:
-    rows = _norms(view, kind)
-    found: dict[ChainKey, list[tuple[Link, int]]] = {}
-    for link, (root, module_class), count in _links(rows[(rows["call"] == 0) & rows["name"].isin(["", "0", "weight"])]):
-        match = _NUMBER.search(link.module) or _NUMBERED.search(link.module)  # the first number is the layer's
-        if match is not None:
-            pattern = f"{link.module[: match.start(1)]}*{link.module[match.end(1) :]}"
-            key = root, pattern, module_class, kind
-            found.setdefault(key, []).append((replace(link, index=int(match.group(1))), count))
-    return [_chain(key, own) for key, own in found.items()]
-
-
 def _norms(view: RunView, kind: str) -> pd.DataFrame:
     """Return the rows of finite tensors of one kind on the examined steps."""
     steps = watched_steps(view)

@@ -265,8 +265,6 @@ def flush_confidence(row: TensorRow, steps: int) -> tuple[float, str]:
 
 def lost_channels(view: RunView, key: Key, gradient: GradientSeries) -> float:
     """Return a lower bound of the share of the module's weight gradient that rounding made zero; 0 if unknown."""
-    if gradient.share == 0.0:
-        return 0.0
     return lost_to(view, (key[0], key[1]), gradient.share, gradient.structural)
 
 
