@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from precdoctor.diagnosis.analyses.op_facts import real
-from precdoctor.diagnosis.analyses.scans import scan_events, short_name
+from precdoctor.diagnosis.analyses.scans import short_name
 from precdoctor.diagnosis.survey.rows import grouped, integer, text
 from precdoctor.diagnosis.survey.view import Process, RunView, remembered
 
@@ -30,7 +30,7 @@ class Coverage(NamedTuple):
 def coverage(view: RunView) -> list[Coverage]:
     """Return the listed ops of all scans, by process and time; a scan lists a module only if its ops changed."""
     found = []
-    for event in scan_events(view):
+    for event in view.events_of("scan"):
         ops = event["data"].get("ops")
         if event["data"].get("kind") == "coverage" and isinstance(ops, list):
             root, module, step = text(event.get("root")), text(event.get("module")), integer(event.get("step")) or 0
