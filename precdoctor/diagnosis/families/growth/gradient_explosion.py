@@ -270,7 +270,10 @@ def _bound(explosion: Explosion, module: str) -> Prescription:
         f"{explosion.baseline:.2g}, as in the first steps",
         change={"parametrization": {"from": None, "to": "spectral_norm"}},
         predicted={"largest_norm": {"from": explosion.peak, "to": explosion.baseline}},
-        snippet=snippets.spectral_norm(module),
+        snippet=(
+            "from torch.nn.utils.parametrizations import spectral_norm\n\n"
+            f"spectral_norm({f'model.get_submodule({module!r})' if module else 'layer'})  # and the other layers\n"
+        ),
     )
 
 

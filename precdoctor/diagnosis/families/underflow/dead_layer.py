@@ -233,12 +233,12 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
         message += _SHORT_WORDS if short else _REVERSE_WORDS if recurrent else _PART_WORDS
     whole = whole_model(row.root, dead, every) if stop.unused and not is_part else ""
     message += negative_words(rows, row.root) if whole else ""
-    message += _NOTHING_WORDS if stop.nothing else ""
+    message += " No weight of the run got a gradient on any of these steps." if stop.nothing else ""
     who = f"`{dotted(row.module, row.name) if is_part else whole or culprit.module or culprit.root}`"
     own = [r for r in rows if r.kind == "output" and r.layer == row.layer]
     # Trained at first, and no output that is zero is in evidence, only one that a ReLU would make zero.
     left = stop.flat and stop.culprit is row and steps < all_steps and any(map(is_negative, own))
-    message += _LEFT_WORDS if left else ""
+    message += " Or the loss has given it the weight zero since then." if left else ""
     untrained = stop.unused or is_part
     title = f"{who} is {'not trained' if untrained else 'dead'}" if culprit is row else f"{who} lets no gradient pass"
     title = stop.origin.headline if stop.origin is not None else title
@@ -334,8 +334,6 @@ def _prescription(stop: _Stop, dead: _Gradients, rows: Sequence[TensorRow], whol
     return print_gradients(row.root, "" if stop.unused else layer_of(row)[0], len(dead), row.step)
 
 
-_NOTHING_WORDS = " No weight of the run got a gradient on any of these steps."
-_LEFT_WORDS = " Or the loss has given it the weight zero since then."
 _PART_WORDS = " The layer's other parameters are trained."
 _SHORT_WORDS = " Its hidden state is zero throughout, as in sequences of one step."
 _REVERSE_WORDS = (
