@@ -97,13 +97,13 @@ def _print_report(place: Path, settings: Settings, shape: str, worst: int) -> No
 def _report(run: Run, settings: Settings, shape: str, worst: int) -> None:
     import sys
 
-    from precdoctor.diagnosis.analyses.shadow_errors import Limits, shadowed
+    from precdoctor.diagnosis.analyses.shadow_errors import shadowed
     from precdoctor.diagnosis.engine import describe, resolve_options, view_of
-    from precdoctor.diagnosis.families.configuration.precision_error_above_expectation import RULE
+    from precdoctor.diagnosis.families.configuration.precision_error_above_expectation import RULE, limits_of
     from precdoctor.reporting import shadow_view
     from precdoctor.reporting.console import make_console
 
-    limits = Limits(**resolve_options(rule_options(settings))[RULE.code])
+    limits = limits_of(resolve_options(rule_options(settings))[RULE.code])
     view = view_of(run)
     comparison, facts = shadowed(view), describe(view)
     if shape == "json":

@@ -47,6 +47,11 @@ function), widen these inputs, or rewrite it so that it does not cancel. Then sh
 )
 
 
+def limits_of(options: Options) -> Limits:
+    """Return the options as limits of the comparison."""
+    return Limits(options["expected"], options["limit"], options["bits"], options["amplification"])
+
+
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the piece that is furthest off."""
     found = shadowed(view)
@@ -57,7 +62,7 @@ def check(view: RunView, options: Options) -> Checked:
             return Checked.not_applicable(f"nothing is narrower than {found.reference} on the steps that were compared")
         why = found.refused[0][1] if found.refused else "nothing was compared"
         return Checked.indeterminate(f"no step could be compared: {why}")
-    limits, worst = Limits(**options), found.worst()
+    limits, worst = limits_of(options), found.worst()
     guilty = limits.guilty(found)
     seen = f"{plural(len(found.layers()), 'layer')} beside {found.reference} on {plural(len(found.steps), 'step')}"
     if not guilty:

@@ -154,11 +154,16 @@ def check(view: RunView, options: Options) -> Checked:
     return Checked([_finding(key, cases, loss)], f"{len(cases):,} of {seen}: logits too large")
 
 
+def _limits(options: Options) -> dict[str, float]:
+    attention, output, router = options["attention_limit"], options["output_limit"], options["router_limit"]
+    return {"attention": attention, "output": output, "router": router}
+
+
 def _case(history: LogitHistory, options: Options, loss: LossProgress) -> _Case | None:
     """Return what is wrong with the logits of a softmax; None if nothing is, or too few steps were recorded."""
     if len(history) < _MIN_POINTS:
         return None
-    limit = options[f"{history.role}_limit"]
+    limit = _limits(options)[history.role]
     if history.role == "output" and history.shape and history.first >= limit and history.last >= limit:
         guess = math.log(max(history.shape[-1], 2))
         if loss.first >= _HOT * guess and loss.last >= _STILL * guess:
