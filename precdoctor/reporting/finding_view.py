@@ -140,7 +140,7 @@ def _consequences(consequences: Sequence[Mapping[str, Any]]) -> Text:
 
 
 def _source(source: Source) -> Text:
-    line = Text(clean(f"{source.file}:{source.line}"))
+    line = Text(clean(source.place))
     if source.code:
         line.append(f"  {clean(source.code.strip())}", "pd.code")
     return line

@@ -93,7 +93,7 @@ def _of_finding(finding: Finding, rule: RuleOutcome, *, fails: bool) -> _Case:
     where = place(finding)
     lines = [finding.message, *([f"where: {where}"] if where else [])]
     source = finding.location.source
-    lines += [f"source: {source.file}:{source.line}"] if source is not None else []
+    lines += [f"source: {source.place}"] if source is not None else []
     lines += [f"cause: {finding.cause}"] if finding.cause else []
     lines += [f"do: {p.title}" for p in finding.prescriptions]
     name = f"{rule.code} {rule.name}" + (f": {where}" if where else "")

@@ -123,7 +123,7 @@ def _finding(finding: Finding) -> Iterator[str]:
 
 
 def _source(source: Source) -> str:
-    text = code(f"{source.file}:{source.line}")
+    text = code(source.place)
     return f"{text} {code(source.code.strip())}" if source.code else text
 
 

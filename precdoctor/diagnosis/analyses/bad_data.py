@@ -6,9 +6,8 @@ with the data, or code between loader and model made it non-finite.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from precdoctor.diagnosis.analyses.operand import Operand
 from precdoctor.diagnosis.claims.finding import Prescription
@@ -108,22 +107,6 @@ def as_given(row: TensorRow) -> BadTensor:
     )
 
 
-def as_delivered(facts: Mapping[str, Any], operand: Operand) -> BadTensor:
-    """Return a tensor that a data loader delivered, from its entry in the event and the counts of that entry."""
-    samples, indices = (_numbers(facts.get(key)) for key in ("samples", "indices"))
-    return BadTensor(
-        name=field_words(str(facts.get("field") or ""), "field"),
-        counts=(operand.nan, operand.pos_inf, operand.neg_inf),
-        numel=operand.numel,
-        first_bad=operand.first_bad,
-        bad_samples=_number(facts.get("bad_samples")) or len(samples),
-        indices=indices if len(indices) == len(samples) else (),
-        in_order=facts.get("in_order") is True,
-        rows=facts.get("rows") is True,
-        delivered=True,
-    )
-
-
 def field_words(path: str, what: str) -> str:
     """Return ``field 0`` (``what="field"``) or `` `labels` `` for a path such as ``0``, ``labels``, ``0.labels``."""
     position, _, rest = path.partition(".")
@@ -197,11 +180,3 @@ _OF_BATCH = (
     "    print('dropped samples', (~finite).nonzero().flatten().tolist())\n"
     "batch, target = batch[finite], target[finite]\n"
 )
-
-
-def _number(value: Any) -> int:
-    return value if type(value) is int else 0
-
-
-def _numbers(value: Any) -> tuple[int, ...]:
-    return tuple(x for x in value if type(x) is int) if isinstance(value, list) else ()

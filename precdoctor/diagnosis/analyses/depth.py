@@ -15,7 +15,7 @@ import pandas as pd
 from precdoctor.diagnosis.analyses.histories import watched_steps
 from precdoctor.diagnosis.survey.frames import firsts, groups, lasts
 from precdoctor.diagnosis.survey.measures import column
-from precdoctor.diagnosis.survey.rows import TensorRow, grouped, path_evidence, range_evidence, text
+from precdoctor.diagnosis.survey.rows import grouped, text
 from precdoctor.diagnosis.survey.view import RunView, remembered
 
 #: Part of an FQN that is a number (``blocks.3``); part that ends in one (``body.conv3``).
@@ -70,14 +70,19 @@ class Chain:
         """The links with a norm above 0."""
         return [k for k in self.links if k.norm > 0.0]
 
+    @property
+    def norms(self) -> list[float]:
+        """The L2 norms above 0, from the first link to the last."""
+        return [k.norm for k in self.alive]
+
+    @property
+    def sizes(self) -> list[float]:
+        """The RMS of the links with a norm above 0, from the first to the last."""
+        return [k.rms for k in self.alive]
+
     def as_evidence(self) -> list[dict[str, Any]]:
         """Return every link with its magnitude, for a finding."""
         return [{"module": k.module, "norm": k.norm, "rms": k.rms} for k in self.links]
-
-
-def chain_evidence(row: TensorRow | None, rows: Sequence[TensorRow]) -> dict[str, Any]:
-    """Return the ``range`` entry of ``row`` and the ``path`` entry of ``rows``, for a finding; empty without a row."""
-    return {} if row is None else {"range": range_evidence(row), "path": path_evidence(rows)}
 
 
 def slope(values: Sequence[float]) -> float:
@@ -93,23 +98,26 @@ def rising_share(values: Sequence[float]) -> float:
 
 def call_chains(view: RunView, kind: str, least: int) -> list[Chain]:
     """Return, as chains, the calls of modules that a step calls at least ``least`` times, such as a recurrent cell."""
-    return [c for c in _call_chains(view, kind) if len(c.links) >= least]
-
-
-@remembered
-def _call_chains(view: RunView, kind: str) -> list[Chain]:
     rows = _norms(view, kind)
     links = _links(rows[rows["name"].isin(["", "0"])])
     found: dict[ChainKey, list[tuple[Link, int]]] = grouped(
         ((root, link.module, module_class, kind), (replace(link, order=None), count))
         for link, (root, module_class), count in links
     )
-    return [_chain(key, own) for key, own in found.items() if len(own) > 1]
+    return [_chain(key, own) for key, own in found.items() if len(own) >= least]
 
 
 def chains(view: RunView, kind: str, least: int) -> list[Chain]:
     """Return the chains of at least ``least`` layers for one kind of tensor; of each module the first tensor only."""
-    return [c for c in _chains(view, kind) if len(c.links) >= least]
+    rows = _norms(view, kind)
+    found: dict[ChainKey, list[tuple[Link, int]]] = {}
+    for link, (root, module_class), count in _links(rows[(rows["call"] == 0) & rows["name"].isin(["", "0", "weight"])]):
+        match = _NUMBER.search(link.module) or _NUMBERED.search(link.module)  # the first number is the layer's
+        if match is not None:
+            pattern = f"{link.module[: match.start(1)]}*{link.module[match.end(1) :]}"
+            key = root, pattern, module_class, kind
+            found.setdefault(key, []).append((replace(link, index=int(match.group(1))), count))
+    return [_chain(key, own) for key, own in found.items() if len(own) >= least]
 
 
 def joined_chains(view: RunView, kind: str, least: int) -> list[Chain]:
@@ -136,18 +144,6 @@ def _span(chain: Chain) -> tuple[int, int]:
 
 
 @remembered
-def _chains(view: RunView, kind: str) -> list[Chain]:
-    rows = _norms(view, kind)
-    found: dict[ChainKey, list[tuple[Link, int]]] = {}
-    for link, (root, module_class), count in _links(rows[(rows["call"] == 0) & rows["name"].isin(["", "0", "weight"])]):
-        match = _NUMBER.search(link.module) or _NUMBERED.search(link.module)  # the first number is the layer's
-        if match is not None:
-            pattern = f"{link.module[: match.start(1)]}*{link.module[match.end(1) :]}"
-            key = root, pattern, module_class, kind
-            found.setdefault(key, []).append((replace(link, index=int(match.group(1))), count))
-    return [_chain(key, own) for key, own in found.items()]
-
-
 def _norms(view: RunView, kind: str) -> pd.DataFrame:
     """Return the rows of finite tensors of one kind on the examined steps."""
     steps = watched_steps(view)

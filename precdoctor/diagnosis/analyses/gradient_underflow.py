@@ -14,7 +14,8 @@ import pandas as pd
 from precdoctor.diagnosis.analyses.harm import kept_bits, lost_to
 from precdoctor.diagnosis.analyses.healthy_steps import healthy_sampled_steps
 from precdoctor.diagnosis.claims.rule import RuleOption, fraction
-from precdoctor.diagnosis.survey.frames import AT, Mask, at, firsts, groups, histograms, keys, on_steps, rows_of
+from precdoctor.diagnosis.survey.arrow_rows import records
+from precdoctor.diagnosis.survey.frames import AT, Mask, at, firsts, groups, histograms, keys, on_steps, worst_rows
 from precdoctor.diagnosis.survey.measures import Floats, column, share
 from precdoctor.diagnosis.survey.rows import Key, TensorRow, known_format
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView, remembered
@@ -84,7 +85,7 @@ class GradientSeries:
         subnormal_share: share of subnormals among the non-zero elements.
         faint_share: share of the sum of magnitudes that subnormals make up.
         structural: share of all elements that are zero for another reason than rounding.
-        bits: mean significant bits of the intended elements; None outside FP16, and for a gradient that is always zero.
+        bits: mean significant bits of the intended elements; NaN outside FP16, and for a gradient that is always zero.
         worst: process and step with the largest flushed share.
         dead: whether the gradient is zero throughout on the ``worst`` step.
     """
@@ -96,14 +97,14 @@ class GradientSeries:
     subnormal_share: float
     faint_share: float
     structural: float
-    bits: float | None
+    bits: float
     worst: tuple[Process, int]
     dead: bool
 
     @property
     def mean_bits(self) -> float:
-        """``bits``, or 0 if that is None."""
-        return self.bits or 0.0
+        """``bits``, or 0 if that is NaN."""
+        return 0.0 if math.isnan(self.bits) else self.bits
 
 
 @dataclass(frozen=True)
@@ -118,25 +119,21 @@ class GradientSurvey:
     headrooms: dict[tuple[Process, int], float] = field(default_factory=dict)
 
 
-def examined_steps(view: RunView, limit: int) -> list[int]:
+def examined_steps(view: RunView, limit: float) -> list[int]:
     """Return at most ``limit`` sampled healthy steps, evenly spread; skipped steps are left out."""
     healthy = sorted({facts.step for facts in healthy_sampled_steps(view) if not facts.skipped})
     return healthy[:: max(1, math.ceil(len(healthy) / limit))]
 
 
+@remembered
 def survey(view: RunView, *, max_steps: float, dying_share: float, kind: str = "grad_output") -> GradientSurvey:
-    """Measure the gradients of one kind over at most ``max_steps`` healthy steps; computed once per view.
+    """Measure the gradients of one kind over at most ``max_steps`` healthy steps.
 
     Args:
         dying_share: flushed share of a gradient from which the next one in the backward pass, if all zero, counts as
             flushed.
         kind: ``grad_output`` or ``weight_grad``.
     """
-    return _survey(view, int(max_steps), dying_share, kind)
-
-
-@remembered
-def _survey(view: RunView, max_steps: int, dying_share: float, kind: str) -> GradientSurvey:
     steps = examined_steps(view, max_steps)
     dtypes = _HALF if kind == "grad_output" else (*_HALF, "float32")
     where = [("dtype", "in", dtypes)]
@@ -160,7 +157,7 @@ def _headrooms(rows: pd.DataFrame) -> dict[tuple[Process, int], float]:
     headrooms: dict[tuple[Process, int], float] = {}
     for is_fp16, fmt in _FORMATS.items():
         own = rows[(rows["fp16"] == is_fp16) & (rows["amax"] > 0.0)]
-        largest = own.iloc[[found[0] for found in rows_of(groups(own, AT), -own["amax"])]]
+        largest = own.iloc[worst_rows(groups(own, AT), own["amax"])]
         for place, amax in zip(at(largest), largest["amax"], strict=True):
             headrooms[place] = min(headrooms.get(place, math.inf), fmt.headroom(amax))
     return headrooms
@@ -225,20 +222,14 @@ def _shares(rows: pd.DataFrame, dying_share: float, kind: str) -> dict[str, Floa
 def _series(rows: pd.DataFrame) -> dict[Key, GradientSeries]:
     ids = groups(rows, IDENTITY)
     names = ["share", "lost_share", "subnormal_share", "faint_share", "structural", "bits"]
-    medians = rows[names].groupby(ids).median().to_numpy().tolist()
-    first, worst = rows.iloc[firsts(ids)], rows.iloc[[own[0] for own in rows_of(ids, -rows["share"])]]
-    named = zip(first["fp16"], np.bincount(ids).tolist(), medians, at(worst), worst["alive"], strict=True)
-    return {key: _one_series(*own) for key, own in zip(keys(first), named, strict=True)}
-
-
-def _one_series(
-    fp16: bool, steps: int, medians: tuple[float, ...], worst: tuple[Process, int], alive: float
-) -> GradientSeries:
-    share, lost, subnormal, faint, structural, bits = medians
-    known = None if math.isnan(bits) else bits
-    return GradientSeries(
-        _FORMATS[fp16], steps, share, lost, subnormal, faint, structural, known, worst, dead=alive == 0.0
-    )
+    medians = records(rows[names].groupby(ids).median())
+    first, worst = rows.iloc[firsts(ids)], rows.iloc[worst_rows(ids, rows["share"])]
+    dead = (worst["alive"] == 0.0).tolist()
+    named = zip(keys(first), first["fp16"], np.bincount(ids).tolist(), at(worst), dead, medians, strict=True)
+    return {
+        key: GradientSeries(_FORMATS[fp16], steps, worst=of, dead=gone, **shares)
+        for key, fp16, steps, of, gone, shares in named
+    }
 
 
 def computed_in(view: RunView, row: TensorRow) -> Format | None:
@@ -274,8 +265,6 @@ def flush_confidence(row: TensorRow, steps: int) -> tuple[float, str]:
 
 def lost_channels(view: RunView, key: Key, gradient: GradientSeries) -> float:
     """Return a lower bound of the share of the module's weight gradient that rounding made zero; 0 if unknown."""
-    if gradient.share == 0.0:
-        return 0.0
     return lost_to(view, (key[0], key[1]), gradient.share, gradient.structural)
 
 
@@ -299,5 +288,4 @@ def is_faint(view: RunView, key: Key, gradient: GradientSeries, faint: float, en
     if gradient.faint_share >= faint:
         return True
     weights = survey(view, max_steps=MAX_STEPS.default, dying_share=DYING_SHARE.default, kind="weight_grad")
-    mine = [t.bits for k, t in weights.tensors.items() if k[:2] == key[:2] and t.bits is not None]
-    return any(bits < enough_bits for bits in mine)
+    return any(t.bits < enough_bits for k, t in weights.tensors.items() if k[:2] == key[:2])

@@ -108,17 +108,13 @@ def channel_zeros(view: RunView) -> Mapping[Module, ChannelZeros]:
     least: list[list[float]] = shares.min().reindex(places).to_numpy().reshape(-1, 3).tolist()
     counts: list[int] = np.bincount(ids[kinds == "weight_grad"], minlength=len(middle)).tolist()
     found: dict[Module, ChannelZeros] = {}
-    for place, count, (weight, came, entered), (always, never, _) in zip(
-        _places(rows.iloc[lasts(ids)]), counts, middle, least, strict=True
-    ):
-        if count and never < 1.0 and (not math.isnan(entered) or _PLAIN.match(place[2])):
+    last = rows.iloc[lasts(ids)]
+    named = zip(last["root"], last["module"], last["module_class"].map(text), counts, middle, least, strict=True)
+    for root, module, module_class, count, (weight, came, entered), (always, never, _) in named:
+        if count and never < 1.0 and (not math.isnan(entered) or _PLAIN.match(module_class)):
             given = came if math.isnan(entered) else max(entered, came)
-            found[place[:2]] = ChannelZeros(weight, given, came, count if always == 1.0 else 0)
+            found[root, module] = ChannelZeros(weight, given, came, count if always == 1.0 else 0)
     return found
-
-
-def _places(rows: pd.DataFrame) -> list[tuple[str, str, str]]:
-    return list(zip(rows["root"], rows["module"], rows["module_class"].map(text), strict=True))
 
 
 @remembered

@@ -9,7 +9,7 @@ import pandas as pd
 
 from precdoctor.diagnosis.analyses.origin import Reference, Sighting
 from precdoctor.diagnosis.survey.frames import keys
-from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, FORWARD_KINDS, Key, known_format, number
+from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, FORWARD_KINDS, grouped, known_format, number
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import BAD_COUNTS, Process, RunView, remembered
 
@@ -49,15 +49,12 @@ def reference_of(view: RunView, process: Process, step: int, exclude: frozenset[
     healthy = [f.step for f in sampled if is_well(view, process, f)]
     healthy = healthy or [f.step for f in sampled if not f.loss_is_bad and f.skipped]
     chosen = [s for s in healthy if s < step][-REFERENCE_STEPS:] or [s for s in healthy if s > step][:REFERENCE_STEPS]
-    seen: dict[Key, list[Sighting]] = {}
     if not chosen:
-        return seen
+        return {}
     where = [("rank", "==", process.rank), ("attempt", "==", process.attempt)]
     kinds, columns = (*FORWARD_KINDS, "loss", *BACKWARD_KINDS), ("dtype", "numel", *BAD_COUNTS, "amax")
     frame = view.measured((), kinds, columns=columns, steps=chosen, where=where).sort_values("step", kind="stable")
-    for key, sighting in zip(keys(frame), _sightings(frame), strict=True):
-        seen.setdefault(key, []).append(sighting)
-    return seen
+    return grouped(zip(keys(frame), _sightings(frame), strict=True))
 
 
 def _sightings(frame: pd.DataFrame) -> Iterator[Sighting]:

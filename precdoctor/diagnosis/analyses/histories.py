@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 
 from precdoctor.diagnosis.analyses.healthy_steps import healthy_sampled_steps
-from precdoctor.diagnosis.survey.frames import firsts, groups, keys, lasts, rows_of
+from precdoctor.diagnosis.survey.frames import firsts, groups, keys, lasts, rows_of, worst_rows
 from precdoctor.diagnosis.survey.measures import column, format_values
 from precdoctor.diagnosis.survey.rows import Key, grouped, text
-from precdoctor.diagnosis.survey.step_facts import StepFacts
+from precdoctor.diagnosis.survey.step_facts import StepFacts, norms_of
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView, remembered
 from precdoctor.numerics.formats import Format, format_of_dtype
 
@@ -67,14 +67,16 @@ def forward_histories(view: RunView) -> Mapping[Key, History]:
     rows = view.measured((), ("input", "output"), columns=_COLUMNS, steps=watched_steps(view))
     wide = format_values(rows, "bits") >= 16
     rows = rows[wide & (rows["phase"] != "recompute") & (rows["amax"] > 0.0) & (rows["nan"] + rows["pos_inf"] == 0)]
-    order = np.lexsort((-rows["amax"], rows["step"]))
-    one = order[firsts(groups(rows.iloc[order], (*IDENTITY, "step")))]  # by step, the largest over ranks
+    one = worst_rows(groups(rows, (*IDENTITY, "step")), rows["amax"])  # by step, the largest over ranks
     ids, step, amax = groups(rows, IDENTITY), rows["step"].to_numpy(), column(rows, "amax")
     first, last = rows.iloc[firsts(ids)], rows.iloc[lasts(ids)]
     described = zip(
         first["dtype"],
         first["module_class"].map(text),
-        (dict(zip(step[one[own]].tolist(), amax[one[own]].tolist(), strict=True)) for own in rows_of(ids[one])),
+        (
+            dict(zip(step[one[own]].tolist(), amax[one[own]].tolist(), strict=True))
+            for own in rows_of(ids[one], step[one])
+        ),
         (np.bincount(ids, rows["at_max"]) > 0.0).tolist(),
         last["numel"],
         np.nan_to_num(column(last, "order"), nan=-1.0).astype(np.int64).tolist(),
@@ -121,11 +123,17 @@ def after_an_ordinary_update(steps: Sequence[StepFacts], i: int) -> bool:
     change of the objective (a new term, another stage). False if too few norms are known.
     """
     before = steps[max(0, i - _USUAL) : i]
-    norms = [s.grad_norm for s in before if s.grad_norm is not None]
+    norms = norms_of(before)
     rates = [s.lr for s in before if s.lr]
     if len(norms) < 4 or norms[-1] > 2.0 * median(norms):
         return False
     return not rates or rates[-1] <= 2.0 * median(rates)
+
+
+def quarter_means(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the mean of the oldest and of the newest quarter; None for fewer than four values."""
+    quarter = len(values) // 4
+    return (fmean(values[:quarter]), fmean(values[-quarter:])) if quarter else None
 
 
 def spread(values: Iterable[float]) -> tuple[float, float]:

@@ -1,19 +1,42 @@
-"""The dtypes in which each op computed, by module: the ``coverage`` facts of deep scans."""
+"""The ops that deep scans list, by module, and the dtypes in which each op computed: the ``coverage`` facts."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from precdoctor.diagnosis.analyses.op_facts import real
-from precdoctor.diagnosis.analyses.scans import scan_events, short_name
+from precdoctor.diagnosis.analyses.scans import short_name
 from precdoctor.diagnosis.survey.rows import grouped, integer, text
-from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.diagnosis.survey.view import Process, RunView, remembered
 
 _COUNTS = ("calls", "numel", "nan", "pos_inf", "neg_inf")
 _INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+class Coverage(NamedTuple):
+    """The ops that a deep scan listed for one module, in the order in which they ran."""
+
+    process: Process
+    step: int
+    root: str
+    module: str
+    ops: Sequence[Mapping[str, Any]]
+
+
+@remembered
+def coverage(view: RunView) -> list[Coverage]:
+    """Return the listed ops of all scans, by process and time; a scan lists a module only if its ops changed."""
+    found = []
+    for event in view.events_of("scan"):
+        ops = event["data"].get("ops")
+        if event["data"].get("kind") == "coverage" and isinstance(ops, list):
+            root, module, step = text(event.get("root")), text(event.get("module")), integer(event.get("step")) or 0
+            known = [op for op in ops if isinstance(op, Mapping)]
+            found.append(Coverage(Process.of(event), step, root, module, known))
+    return found
 
 
 @dataclass(frozen=True)
@@ -51,33 +74,25 @@ class Pattern:
 
 
 def op_dtypes(view: RunView) -> list[OpDtypes]:
-    """Return the coverage of every module, most elements first; from the last scan with a coverage fact of it.
-
-    A scan writes one only if the coverage changed.
-    """
-    last: dict[tuple[Any, ...], tuple[int, list[OpDtypes]]] = {}
-    for event in scan_events(view):
-        if event["data"].get("kind") != "coverage":
-            continue
-        step, root, module = integer(event.get("step")) or 0, text(event.get("root")), text(event.get("module"))
-        key = (integer(event.get("rank")), root, module)
-        if key not in last or step >= last[key][0]:
-            last[key] = (step, list(_merged_entries(root, module, event["data"].get("ops"))))
+    """Return the dtypes of the ops of every module, most elements first; from the last scan that listed them."""
+    last: dict[tuple[int, str, str], Coverage] = {}
+    for listed in coverage(view):
+        key = (listed.process.rank, listed.root, listed.module)
+        if key not in last or listed.step >= last[key].step:
+            last[key] = listed
     seen: dict[tuple[str, ...], OpDtypes] = {}
-    for _, entries in last.values():
-        for e in entries:  # ranks run the same ops: the counts of one are reported
+    for listed in last.values():
+        for e in _merged_entries(listed):  # ranks run the same ops: the counts of one are reported
             seen.setdefault((e.root, e.module, e.op, e.phase, e.inputs, e.outputs), e)
     return sorted(seen.values(), key=lambda e: (-e.elements, e.root, e.module, e.op, e.phase))
 
 
-def _merged_entries(root: str, module: str, ops: Any) -> Iterator[OpDtypes]:
-    known = (entry for entry in (ops if isinstance(ops, list) else ()) if isinstance(entry, Mapping))
-    found = grouped((tuple(text(e.get(name)) for name in ("op", "phase", "inputs", "outputs")), e) for e in known)
+def _merged_entries(listed: Coverage) -> Iterator[OpDtypes]:
+    found = grouped((tuple(text(e.get(n)) for n in ("op", "phase", "inputs", "outputs")), e) for e in listed.ops)
     for (op, phase, inputs, outputs), entries in found.items():
-        total = {n: sum(integer(e.get(n)) or 0 for e in entries) for n in _COUNTS}
+        calls, elements, *bad = (sum(integer(e.get(n)) or 0 for e in entries) for n in _COUNTS)
         amax = max((a for e in entries if (a := real(e.get("amax"))) is not None), default=None)
-        bad = total["nan"] + total["pos_inf"] + total["neg_inf"]
-        yield OpDtypes(root, module, op, phase, inputs, outputs, total["calls"], total["numel"], bad, amax)
+        yield OpDtypes(listed.root, listed.module, op, phase, inputs, outputs, calls, elements, sum(bad), amax)
 
 
 def patterns(entries: Sequence[OpDtypes]) -> list[Pattern]:

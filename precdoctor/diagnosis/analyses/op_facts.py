@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from precdoctor.diagnosis.analyses.bad_data import BadTensor, as_delivered
+from precdoctor.diagnosis.analyses.bad_data import BadTensor, field_words
 from precdoctor.diagnosis.analyses.operand import Operand
 from precdoctor.diagnosis.claims.finding import Source, is_of_library
 from precdoctor.diagnosis.survey.rows import dotted, integer, known_format, source_of, text
@@ -253,7 +253,7 @@ def replay_of(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Re
         poisoned=tuple(map(_poisoned, _tables(data.get("poisoned")))),
         finite_before=all(v is True for v in before.values()) if isinstance(before, Mapping) else None,
         bad_settings=tuple(map(_bad_setting, _tables(data.get("bad_settings")))),
-        bad_data=tuple(as_delivered(f, _operand(f)) for f in _tables(data.get("bad_fields"))),
+        bad_data=tuple(map(_delivered, _tables(data.get("bad_fields")))),
         data_is_finite=data["data_is_finite"] if isinstance(data.get("data_is_finite"), bool) else None,
         given_up=data.get("given_up") is True,
         evaluation=data.get("evaluation") is True,
@@ -276,6 +276,21 @@ def _weight(name: str) -> tuple[str, str, str] | None:
 def _poisoned(data: Mapping[str, Any]) -> Poisoned:
     root, module, name = (text(data.get(k)) for k in ("root", "module", "name"))
     return Poisoned(root, module, name, integer(data.get("last_finite_step")), _operand(data))
+
+
+def _delivered(data: Mapping[str, Any]) -> BadTensor:
+    held, samples, indices = _operand(data), _integers(data.get("samples")), _integers(data.get("indices"))
+    return BadTensor(
+        name=field_words(text(data.get("field")), "field"),
+        counts=(held.nan, held.pos_inf, held.neg_inf),
+        numel=held.numel,
+        first_bad=held.first_bad,
+        bad_samples=integer(data.get("bad_samples")) or len(samples),
+        indices=indices if len(indices) == len(samples) else (),
+        in_order=data.get("in_order") is True,
+        rows=data.get("rows") is True,
+        delivered=True,
+    )
 
 
 def _op(event: Mapping[str, Any]) -> Op | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from precdoctor.diagnosis.survey.rows import Parameter, dotted, number, text
@@ -125,24 +125,14 @@ def _names(view: RunView, kind: str) -> set[str]:
     return {f"{root}.{dotted(module, name)}" for root, module, name in view.places(kind)}
 
 
-def parameter_groups(view: RunView) -> list[Mapping[str, Any]]:
-    """Return the parameter groups of all optimizers."""
-    return [g for o in view.optimizers for g in o.get("groups") or ()]
-
-
 def is_adam(kind: str) -> bool:
     """Return whether an optimizer of class ``kind`` is Adam or AdamW, of torch or another library."""
     return _ANY_ADAM.fullmatch(kind) is not None
 
 
-def adam_groups(view: RunView) -> list[Mapping[str, Any]]:
-    """Return the parameter groups of Adam and AdamW, of torch and other libraries."""
-    return [g for o in view.optimizers if is_adam(text(o.get("class"))) for g in o.get("groups") or ()]
-
-
-def torch_adam_groups(view: RunView) -> list[Mapping[str, Any]]:
-    """Return the parameter groups of torch's own Adam and AdamW, whose moments have the dtype of the weight."""
-    return [g for o in view.optimizers if text(o.get("class")) in ADAM for g in o.get("groups") or ()]
+def parameter_groups(view: RunView, of: Callable[[str], bool] = lambda _: True) -> list[Mapping[str, Any]]:
+    """Return the parameter groups of all optimizers, or of those with a class name that ``of`` accepts."""
+    return [g for o in view.optimizers if of(text(o.get("class"))) for g in o.get("groups") or ()]
 
 
 def groups_of_parameters(view: RunView) -> dict[Parameter, tuple[str, Mapping[str, Any]]]:

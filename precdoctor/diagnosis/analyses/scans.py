@@ -136,6 +136,10 @@ class Fact:
         value = real(self.data.get(name))
         return math.nan if value is None else value
 
+    def flag(self, name: str) -> bool:
+        """Return whether ``data`` says so."""
+        return self.data.get(name) is True
+
     def count(self, name: str) -> int:
         """Return a whole number of ``data``; 0 if there is none."""
         return integer(self.data.get(name)) or 0
@@ -159,7 +163,7 @@ def short_name(op: str) -> str:
 @remembered
 def scans(view: RunView) -> Sequence[Scan]:
     """Return all scans, by process and time."""
-    events = scan_events(view)
+    events = view.events_of("scan")
     found = Counter(
         (Process.of(e), integer(e.get("step")))
         for e in events
@@ -202,7 +206,7 @@ def _facts(view: RunView) -> list[Fact]:
     nonfinite = {(Process.of(e), integer(e.get("step"))) for e in view.events_of("incident")}
     nonfinite |= {(p, s.step) for p, steps in view.timeline.items() for s in steps if s.loss_is_bad}
     found = []
-    for event in scan_events(view):
+    for event in view.events_of("scan"):
         step, process = integer(event.get("step")), Process.of(event)
         kind = text(event["data"].get("kind"))
         if step is None or (process, step) in nonfinite or kind in ("step", "coverage"):
@@ -211,12 +215,6 @@ def _facts(view: RunView) -> list[Fact]:
         library = claims.is_of_library(text(event.get("file")))
         found.append(Fact(kind, step, process, root, module, op, source_of(event), event["data"], library))
     return found
-
-
-@remembered
-def scan_events(view: RunView) -> list[dict[str, Any]]:
-    """Return all ``scan`` events, ``data`` decoded, by process and time."""
-    return view.events_of("scan")
 
 
 @dataclass(frozen=True)

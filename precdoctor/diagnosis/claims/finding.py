@@ -56,6 +56,11 @@ class Source:
     line: int
     code: str | None = None
 
+    @property
+    def place(self) -> str:
+        """``train.py:12``."""
+        return f"{self.file}:{self.line}"
+
     @classmethod
     def read(cls, file: str, line: int, code: str) -> Source:
         """Build a source from a log's fields; the path of an installed package is cut to begin below site-packages."""
@@ -69,7 +74,7 @@ def is_of_library(file: str) -> bool:
 
 def at_line(source: Source | None) -> str:
     """Return `` at train.py:12``; empty if the line is unknown."""
-    return f" at {source.file}:{source.line}" if source is not None else ""
+    return f" at {source.place}" if source is not None else ""
 
 
 def change_line(source: Source | None, caller: Source | None, *, in_library: bool) -> str:
@@ -81,7 +86,7 @@ def change_line(source: Source | None, caller: Source | None, *, in_library: boo
 
 def library_words(source: Source, caller: Source | None) -> str:
     """Return a sentence: the line is in a library, and the last line of the user's code that led there, if known."""
-    behind = f"; the last line of yours that led there is {caller.file}:{caller.line}" if caller is not None else ""
+    behind = f"; the last line of yours that led there is {caller.place}" if caller is not None else ""
     return f" {source.file} is part of a library{behind}."
 
 

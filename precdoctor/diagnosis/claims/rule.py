@@ -109,8 +109,6 @@ class Rule:
     check: Callable[[RunView, Options], Checked]
     #: Whether the rule needs sampled steps; without any it is indeterminate.
     sampled_steps: bool = True
-    #: Columns of the ``steps`` table without which the rule is indeterminate.
-    step_columns: tuple[str, ...] = ()
     #: Whether to check the newer half of a run by itself if the whole run shows nothing: the measure is a median or a
     #: sum over the steps, which hides what began late.
     newer_half: bool = False

@@ -84,14 +84,6 @@ def clip_norm(limit: float) -> str:
     )
 
 
-def spectral_norm(module: str) -> str:
-    """Normalise the largest singular value of a layer's weight to 1."""
-    return (
-        "from torch.nn.utils.parametrizations import spectral_norm\n\n"
-        f"spectral_norm({f'model.get_submodule({module!r})' if module else 'layer'})  # and the other layers\n"
-    )
-
-
 def stop_behind_line() -> str:
     """Raise at the first non-finite result of a line outside all modules."""
     return (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import median
+from typing import NamedTuple
 
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 
@@ -40,25 +41,24 @@ def _rates(steps: Sequence[StepFacts]) -> list[list[float | None]]:
     return [[r if math.isfinite(r) else None for r in group] for group in zip(*(s.lrs for s in steps), strict=True)]
 
 
-def raised(steps: Sequence[StepFacts], at: int) -> tuple[float, float] | None:
-    """Return the learning rate before and at ``steps[at]``, if it is ``JUMP`` times the median before; else None.
+class Rise(NamedTuple):
+    """A learning rate that rose; ``what``: ``learning rate``, with its parameter group if there are several."""
 
-    With several parameter groups, the rates of the group that rose most.
+    before: float
+    to: float
+    what: str
+
+
+def rise_at(steps: Sequence[StepFacts], at: int) -> Rise | None:
+    """Return the rise of the learning rate at ``steps[at]`` to ``JUMP`` times the median before; None without one.
+
+    With several parameter groups, that of the group that rose most.
     """
-    found = _largest_rise(steps, at)
-    return found[1:] if found is not None else None
-
-
-def group_words(steps: Sequence[StepFacts], at: int) -> str:
-    """Return `` of parameter group 1`` for the group that :func:`raised` reports; empty if there is only one group."""
-    found = _largest_rise(steps, at)
-    return f" of parameter group {found[0]}" if found is not None and len(_rates(steps)) > 1 else ""
-
-
-def _largest_rise(steps: Sequence[StepFacts], at: int) -> tuple[int, float, float] | None:
-    found = []
-    for group, rates in enumerate(_rates(steps)):
+    series, found = _rates(steps), []
+    for group, rates in enumerate(series):
         before, present = [r for r in rates[max(0, at - _LEVEL) : at] if r], rates[at]
         if len(before) >= _FEWEST and present and present >= JUMP * median(before):
-            found.append((group, max(before) if present >= JUMP * max(before) else median(before), present))
-    return max(found, key=lambda f: f[2] / f[1], default=None)
+            usual = max(before) if present >= JUMP * max(before) else median(before)
+            of = f" of parameter group {group}" if len(series) > 1 else ""
+            found.append(Rise(usual, present, f"learning rate{of}"))
+    return max(found, key=lambda rise: rise.to / rise.before, default=None)

@@ -14,7 +14,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import named, percent, plural
 from precdoctor.diagnosis.survey.rows import Parameter, integer, text
-from precdoctor.diagnosis.survey.step_facts import StepFacts
+from precdoctor.diagnosis.survey.step_facts import StepFacts, norms_of
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 
@@ -70,7 +70,7 @@ def finding(rule: Rule, view: RunView, found: Unzeroed, limit: float, exploded: 
     """
     steps = [s for s in by_optimizer(view).get((found.process, found.optimizer), ()) if s.complete]
     never = found.steps >= len(steps) - 1
-    norms = [s.grad_norm for s in _steps_inside(steps, found) if s.grad_norm is not None]
+    norms = norms_of(_steps_inside(steps, found))
     own = _own_weights(view, found)
     whose = f" for the weights of `{found.optimizer}`" if own else ""
     rarely = f"no `zero_grad()`{whose} for {plural(found.steps, 'step')}"

@@ -11,11 +11,11 @@ from statistics import median
 from typing import Any
 
 from precdoctor.diagnosis.analyses.histories import by_optimizer
-from precdoctor.diagnosis.divergence.learning_rates import JUMP, group_words, jump_before, raised
+from precdoctor.diagnosis.divergence.learning_rates import jump_before, rise_at
 from precdoctor.diagnosis.divergence.missing_zero_grad import unzeroed
 from precdoctor.diagnosis.divergence.updates_by_step import Updates, updates_before
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, grouped
-from precdoctor.diagnosis.survey.step_facts import StepFacts
+from precdoctor.diagnosis.survey.step_facts import StepFacts, losses_of, norms_of
 from precdoctor.diagnosis.survey.view import Process, RunView, remembered
 
 #: RMS of an update over RMS of its weight from which the weight is replaced, not trained: the ``ratio`` of PD504.
@@ -122,28 +122,25 @@ def _divergence(view: RunView, process: Process, step: int) -> Divergence | None
 def _optimizer_divergence(
     view: RunView, process: Process, steps: Sequence[StepFacts], incident: int, updates: Updates
 ) -> Divergence | None:
-    at = departure(steps, updates)
-    jump = jump_before(steps, len(steps) if at is None else at + 1)
-    falls = _unbounded_from(steps)
-    at = next((i for i in (jump, falls, at) if i is not None), None)
+    departed, falls = departure(steps, updates), _unbounded_from(steps)
+    jump = jump_before(steps, len(steps) if departed is None else departed + 1)
+    at = next((i for i in (jump, falls, departed) if i is not None), None)
     summing = _unzeroed_from(view, process, steps, at)
-    at = summing if summing is not None else at
-    rewritten = _rewritten_at(steps, at, incident, updates)
-    if rewritten is not None:
-        at, jump, falls, summing = rewritten, None, None, None
-    elif jump is None and falls is None and summing is None and _common_factor(steps, updates) is not None:
+    rewritten = _rewritten_at(steps, at if summing is None else summing, incident, updates)
+    known = {"rewritten": rewritten, "unzeroed": summing, "learning-rate": jump, "unbounded": falls}
+    kind, at = next(((name, i) for name, i in known.items() if i is not None), ("", departed))
+    factor = None if kind else _common_factor(steps, updates)
+    if factor is not None:
         at = 0  # true from the start, visible once the weights have grown
     if at is None:
         return None
     root = steps[at].step
     ratio, parameter = updates.largest(root, incident)
-    if falls is None and (
+    if (falls is None or rewritten is not None) and (
         not _weights_replaced(view, process, root, incident, ratio, updates) or _still_learning(steps, at)
     ):
         return None
-    known = {"rewritten": rewritten, "unzeroed": summing, "learning-rate": jump, "unbounded": falls}
-    kind = next((name for name, i in known.items() if i is not None), "")
-    begins = at == 0 and not kind and _common_factor(steps, updates) is None
+    begins = at == 0 and not kind and factor is None
     if begins and (ratio or 0.0) < OUTWEIGHED:
         return None  # no healthy step to compare with: small networks at brisk rates begin like this
     large = _large_from_the_start(view, process, root) if begins else None
@@ -194,7 +191,7 @@ def course_left(steps: Sequence[StepFacts], at: int) -> int:
 
 def _ruined_by_first_update(steps: Sequence[StepFacts], updates: Updates) -> bool:
     """Return whether the first update replaced a weight, and all later losses are at least 1.25 times the first."""
-    losses = [s.loss for s in steps if s.loss is not None]
+    losses = losses_of(steps)
     first = updates.ratio(steps[0].step)
     return first is not None and first >= REPLACED and len(losses) > 1 and min(losses[1:]) > 1.25 * losses[0] > 0.0
 
@@ -217,7 +214,7 @@ def calm(values: Sequence[float | None]) -> list[float | None]:
 def healthy_norms(steps: Sequence[StepFacts]) -> list[float]:
     """Return the gradient norms of the steps before training diverged; of all steps if it has not."""
     at = departure(steps)
-    return [s.grad_norm for s in steps[:at] if s.grad_norm is not None]
+    return norms_of(steps[:at])
 
 
 def clip_level(norms: Sequence[float]) -> float:
@@ -227,7 +224,7 @@ def clip_level(norms: Sequence[float]) -> float:
 
 def _rewritten_at(steps: Sequence[StepFacts], at: int | None, incident: int, updates: Updates) -> int | None:
     """Return the index, at most ``at``, of a step after which something other than its update enlarged a matrix."""
-    found = updates.rewritten(steps[0].step, incident, JUMP)
+    found = updates.rewritten(steps[0].step, incident)
     if found is None:
         return None
     index = next((i for i, s in enumerate(steps) if s.step == found[0]), None)
@@ -266,7 +263,7 @@ def _weights_replaced(
 
 def _still_learning(steps: Sequence[StepFacts], at: int) -> bool:
     """Return whether the last loss is below that of the root, so that the large updates do no harm."""
-    losses = [s.loss for s in steps[at:] if s.loss is not None]
+    losses = losses_of(steps[at:])
     return len(losses) >= _LEVEL and losses[-1] < losses[0] and steps[-1].loss is not None
 
 
@@ -298,7 +295,7 @@ def _unzeroed_from(view: RunView, process: Process, steps: Sequence[StepFacts], 
 def _kind(view: RunView, process: Process, steps: Sequence[StepFacts], at: int, updates: Updates) -> str:
     """Return the kind of a root for which no other evidence was found, from the root's own step."""
     root = steps[at]
-    if raised(steps, at) is not None:
+    if rise_at(steps, at) is not None:
         return "learning-rate"
     if _common_factor(steps[at:], updates) is not None:
         return "multiplied"
@@ -350,16 +347,15 @@ def _links(
     """Return the root, and the peaks of norm, update and loss after it, in order of step."""
     links = []
     root = steps[at]
-    if kind == "learning-rate" and (rates := raised(steps, at)) is not None:
-        links.append(Link(root.step, f"learning rate{group_words(steps, at)}", rates[1], rates[0]))
-    if kind == "rewritten" and (written := updates.rewritten(root.step, incident, JUMP)) is not None:
+    if kind == "learning-rate" and (rise := rise_at(steps, at)) is not None:
+        links.append(Link(root.step, rise.what, rise.to, rise.before))
+    if kind == "rewritten" and (written := updates.rewritten(root.step, incident)) is not None:
         links.append(Link(root.step, f"`{written[1]}` against weight plus update, after the step", written[2], 1.0))
     if kind == "batch" and (batch := extreme_batch(view, process, steps, at)) is not None:
         links.append(Link(batch[0], "largest value of the batch", batch[1], batch[2]))
     if kind == "multiplied" and (factor := _common_factor(steps[at:], updates)) is not None:
         links.append(Link(root.step, "growth of every weight matrix per step", factor, 1.0))
-    later = steps[at:]
-    norms, losses = ([s.grad_norm for s in steps], [s.loss for s in steps])
+    later, norms, losses = steps[at:], [s.grad_norm for s in steps], [s.loss for s in steps]
     if at == 0:
         links += [Link(root.step, "loss", root.loss)] if root.loss is not None else []
         links += [Link(root.step, "gradient norm", root.grad_norm)] if root.grad_norm is not None else []

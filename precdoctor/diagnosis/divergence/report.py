@@ -11,11 +11,11 @@ from precdoctor.diagnosis.advice.stable_rate import rounded_down, stable_rate
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.divergence import missing_zero_grad
-from precdoctor.diagnosis.divergence.learning_rates import JUMP, group_words, jump_before, raised
+from precdoctor.diagnosis.divergence.learning_rates import jump_before, rise_at
 from precdoctor.diagnosis.divergence.onset import REPLACED, Divergence, clip_level
 from precdoctor.diagnosis.divergence.updates_by_step import updates_before
 from precdoctor.diagnosis.survey.rows import text
-from precdoctor.diagnosis.survey.step_facts import StepFacts
+from precdoctor.diagnosis.survey.step_facts import StepFacts, norms_of
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 #: RMS of an update over RMS of its weight that a proposed rate aims at, large but usual: the ``target`` of PD504.
@@ -31,12 +31,10 @@ _PROPORTIONAL = frozenset({"SGD", "ASGD", ""})
 def root_words(view: RunView, divergence: Divergence) -> str:
     """Return the root in words, as the beginning of a title."""
     root, first = divergence.root, divergence.links[0] if divergence.links else None
-    if divergence.kind == "learning-rate" and (rates := raised(divergence.steps, divergence.at)) is not None:
-        group = group_words(divergence.steps, divergence.at)
-        return f"the learning rate{group} rose from {rates[0]:.3g} to {rates[1]:.3g} at step {root}"
+    if divergence.kind == "learning-rate" and (words := _rate_words(divergence.steps, divergence.at)):
+        return words
     if divergence.kind == "rewritten" and first is not None:
-        name = first.what.split("`")[1]
-        return f"something other than the optimizer multiplied `{name}` by {first.value:.3g} after step {root}"
+        return _writing_words(first.what.split("`")[1], first.value, root)
     if divergence.kind == "unzeroed":
         return f"gradients add up from step {root} on, because `zero_grad()` is missing"
     if divergence.kind == "unbounded":
@@ -65,14 +63,23 @@ def root_of_rise(view: RunView, process: Process, steps: Sequence[StepFacts], at
     Causes are a jump of the learning rate, or a weight that something other than the optimizer wrote.
     """
     jump = jump_before(steps, at + 1)
-    if jump is not None and (rates := raised(steps, jump)) is not None:
-        group = group_words(steps, jump)
-        return f"the learning rate{group} rose from {rates[0]:.3g} to {rates[1]:.3g} at step {steps[jump].step}"
+    if jump is not None and (words := _rate_words(steps, jump)):
+        return words
     before = max(0, at - _RECENT)
-    written = updates_before(view, process, steps[at].step).rewritten(steps[before].step, steps[at].step, JUMP)
-    if written is None:
-        return ""
-    return f"something other than the optimizer multiplied `{written[1]}` by {written[2]:.3g} after step {written[0]}"
+    written = updates_before(view, process, steps[at].step).rewritten(steps[before].step, steps[at].step)
+    return "" if written is None else _writing_words(written[1], written[2], written[0])
+
+
+def _rate_words(steps: Sequence[StepFacts], at: int) -> str:
+    """Return the rise of the learning rate at ``steps[at]``; empty if it did not rise there."""
+    rise = rise_at(steps, at)
+    return (
+        "" if rise is None else f"the {rise.what} rose from {rise.before:.3g} to {rise.to:.3g} at step {steps[at].step}"
+    )
+
+
+def _writing_words(parameter: str, times: float, step: int) -> str:
+    return f"something other than the optimizer multiplied `{parameter}` by {times:.3g} after step {step}"
 
 
 def chain_words(divergence: Divergence, step: int, ended: str) -> str:
@@ -102,8 +109,8 @@ def root_cure(view: RunView, divergence: Divergence) -> Prescription:
     """Prescribe the one change that removes the cause; its numbers come from the steps before the root."""
     if divergence.kind == "rewritten":
         return _find_writer(divergence)
-    if divergence.kind == "learning-rate" and (rates := raised(divergence.steps, divergence.at)) is not None:
-        return _keep_rate(divergence, *rates)
+    if divergence.kind == "learning-rate" and (rise := rise_at(divergence.steps, divergence.at)) is not None:
+        return _keep_rate(divergence, rise.before, rise.to)
     if divergence.kind == "unzeroed" and (kept := missing_zero_grad.unzeroed(view, 0.0)) is not None:
         return missing_zero_grad.cure(divergence.steps, kept)
     if divergence.kind == "unbounded":
@@ -157,8 +164,8 @@ def _lower_rate(view: RunView, divergence: Divergence) -> Prescription:
 
 def _clip_norm(divergence: Divergence) -> Prescription:
     """Prescribe to clip the gradient norm at twice its usual value before the root."""
-    before = [s.grad_norm for s in divergence.steps[: divergence.at] if s.grad_norm is not None]
-    norms = [s.grad_norm for s in divergence.steps[divergence.at :] if s.grad_norm is not None]
+    before = norms_of(divergence.steps[: divergence.at])
+    norms = norms_of(divergence.steps[divergence.at :])
     level, peak = clip_level(before), norms[0] if norms else None
     healthy = len(before) >= _HEALTHY
     source = (
@@ -251,7 +258,7 @@ def _is_bounded_by_clipping(divergence: Divergence) -> bool:
 
     Without a healthy norm to clip at, every step may be clipped, so the clipped update must be a usual one.
     """
-    before = [s.grad_norm for s in divergence.steps[: divergence.at] if s.grad_norm is not None]
+    before = norms_of(divergence.steps[: divergence.at])
     ratio, norm = divergence.own_ratio, divergence.first.grad_norm
     if ratio is None:
         return True
@@ -260,6 +267,6 @@ def _is_bounded_by_clipping(divergence: Divergence) -> bool:
 
 
 def _norm_words(divergence: Divergence) -> str:
-    usual = [s.grad_norm for s in divergence.steps[: divergence.at] if s.grad_norm is not None]
+    usual = norms_of(divergence.steps[: divergence.at])
     norm = divergence.first.grad_norm
     return f" (norm {median(usual[-8:]):.3g} -> {norm:.3g})" if usual and norm is not None else ""

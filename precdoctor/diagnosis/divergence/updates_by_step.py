@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from precdoctor.diagnosis.analyses.parameters import parameter_label
+from precdoctor.diagnosis.divergence.learning_rates import JUMP
 from precdoctor.diagnosis.survey.frames import finite, parameters
 from precdoctor.diagnosis.survey.rows import Parameter
 from precdoctor.diagnosis.survey.view import Process, RunView
@@ -72,15 +73,14 @@ class Updates:
         earlier, later = self.weights[known[0]], self.weights[known[-1]]
         return max((later[p] / w for p, w in earlier.items() if w > 0.0 and p in later), default=1.0)
 
-    def rewritten(self, first: int, end: int, times: float) -> tuple[int, str, float] | None:
-        """Find the first step after which a matrix is, and stays, ``times`` larger than its update can have made it.
+    def rewritten(self, first: int, end: int) -> tuple[int, str, float] | None:
+        """Find the first step after which a matrix is, and stays, :data:`JUMP` times larger than its update makes it.
 
         The RMS of a sum is at most the sum of the RMS: if a weight exceeds weight plus update, something else wrote it.
 
         Args:
             first: first step to check.
             end: the incident's step; its weights still count.
-            times: factor over weight plus update.
 
         Returns:
             The step, the parameter that grew most there, and its factor; None without such a step.
@@ -95,7 +95,7 @@ class Updates:
                 if behind == step + 1
                 and p in updates
                 and p in then
-                and min(then[p], last.get(p, then[p])) >= times * (w + updates[p])
+                and min(then[p], last.get(p, then[p])) >= JUMP * (w + updates[p])
             ]
             if found:
                 most, place = max(found)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from precdoctor.diagnosis.analyses.gradient_underflow import GradientSeries, survey
-from precdoctor.diagnosis.analyses.parameters import adam_groups
+from precdoctor.diagnosis.analyses.parameters import is_adam, parameter_groups
 from precdoctor.diagnosis.families.nonfinite.bad_steps import incident_steps
 from precdoctor.diagnosis.families.nonfinite.incident import Incident
 from precdoctor.diagnosis.families.nonfinite.incident_search import incidents
@@ -127,7 +127,10 @@ def _headroom(view: RunView, scope: Scope) -> float | None:
 
 def eps_of(view: RunView) -> float | None:
     """Return the smallest positive eps of all Adam and AdamW parameter groups; None without one."""
-    return min((e for g in adam_groups(view) if (e := number(g.get("eps"))) is not None and e > 0.0), default=None)
+    return min(
+        (e for g in parameter_groups(view, is_adam) if (e := number(g.get("eps"))) is not None and e > 0.0),
+        default=None,
+    )
 
 
 def given_gradients(view: RunView, scope: Scope) -> pd.DataFrame:

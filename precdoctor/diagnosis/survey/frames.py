@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from precdoctor.diagnosis.survey.arrow_rows import combined
 from precdoctor.diagnosis.survey.measures import Floats, column, lists
 from precdoctor.diagnosis.survey.rows import Key, Parameter
 from precdoctor.diagnosis.survey.view import IDENTITY, Process
@@ -32,16 +33,13 @@ def magnitudes(frame: pd.DataFrame) -> Floats:
 
 def groups(frame: pd.DataFrame, by: Sequence[str]) -> Ints:
     """Return a group number per row, equal for rows that agree in the columns ``by``; numbered by first appearance."""
-    code, size = np.zeros(len(frame), np.int64), 1
-    for name in by if len(frame) else ():
+
+    def codes(name: str) -> Ints:
         values = frame[name].array
         own = values.codes if isinstance(values, pd.Categorical) else pd.factorize(np.asarray(values))[0]
-        width = int(own.max()) + 2
-        if size * width >= 1 << 62:
-            code = pd.factorize(code)[0].astype(np.int64)
-            size = int(code.max()) + 1
-        code, size = code * width + own + 1, size * width
-    return pd.factorize(code)[0].astype(np.int64)
+        return np.asarray(own, np.int64) + 1
+
+    return pd.factorize(combined(map(codes, by)))[0].astype(np.int64) if len(frame) else np.zeros(0, np.int64)
 
 
 def firsts(ids: Ints) -> Ints:

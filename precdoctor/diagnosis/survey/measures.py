@@ -90,28 +90,10 @@ def _share_of_all(name: str) -> Callable[[pd.DataFrame], Floats]:
     return lambda frame: share(column(frame, name), column(frame, "numel"))
 
 
-def _alive(frame: pd.DataFrame) -> Floats:
-    return _finite(frame) - column(frame, "zero")
-
-
-def _dimensions(frame: pd.DataFrame) -> Floats:
-    return np.where(frame["shape"].isna(), np.nan, lists(frame, "shape")[0])
-
-
 def _fan_in(frame: pd.DataFrame) -> Floats:
     lengths, sizes = lists(frame, "shape")
     outputs = np.append(sizes, np.nan)[np.where(lengths > 0, np.cumsum(lengths) - lengths, sizes.size)]
     return column(frame, "numel") / np.maximum(outputs, 1.0)
-
-
-def _headroom(frame: pd.DataFrame) -> Floats:
-    amax = column(frame, "amax")
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.log2(format_values(frame, "max")) - np.log2(np.where(amax > 0.0, amax, np.nan))
-
-
-def _intended(frame: pd.DataFrame) -> Floats:
-    return column(frame, "numel") - column(frame, "zero") + column(frame, "unchanged")
 
 
 def unscaling(frame: pd.DataFrame) -> Floats:
@@ -137,15 +119,14 @@ MEASURES = {
     m.name: m
     for m in (
         Measure("non_finite", "elements", "NaN, +Inf and -Inf together", _BAD, _non_finite),
-        Measure("alive", "elements", "finite elements that are not zero", ("numel", "zero", *_BAD), _alive),
-        Measure("zero_share", "fraction", "exact zeros over all elements", ("zero", "numel"), _share_of_all("zero")),
         Measure(
-            "subnormal_share",
-            "fraction",
-            "subnormal elements over finite elements that are not zero",
-            ("subnormal", "numel", "zero", *_BAD),
-            lambda f: share(column(f, "subnormal"), _alive(f)),
+            "alive",
+            "elements",
+            "finite elements that are not zero",
+            ("numel", "zero", *_BAD),
+            lambda f: _finite(f) - column(f, "zero"),
         ),
+        Measure("zero_share", "fraction", "exact zeros over all elements", ("zero", "numel"), _share_of_all("zero")),
         Measure(
             "at_max_share",
             "fraction",
@@ -167,9 +148,14 @@ MEASURES = {
             ("flushed", "numel", "zero"),
             lambda f: share(column(f, "flushed"), column(f, "numel") - column(f, "zero")),
         ),
-        Measure("dimensions", "dimensions", "of the shape", ("shape",), _dimensions),
+        Measure(
+            "dimensions",
+            "dimensions",
+            "of the shape",
+            ("shape",),
+            lambda f: np.where(f["shape"].isna(), np.nan, lists(f, "shape")[0]),
+        ),
         Measure("fan_in", "elements", "elements over the first dimension of the shape", ("numel", "shape"), _fan_in),
-        Measure("headroom", "binades", "from amax to the dtype's largest value", ("amax", "dtype"), _headroom),
         Measure(
             "rms",
             "the tensor's",
@@ -183,14 +169,7 @@ MEASURES = {
             "elements",
             "of an update: elements that the optimizer meant to change",
             ("numel", "zero", "unchanged"),
-            _intended,
-        ),
-        Measure(
-            "lost_share",
-            "fraction",
-            "of an update: elements that kept their bits, over those the optimizer meant to change",
-            ("numel", "zero", "unchanged"),
-            lambda f: share(column(f, "unchanged"), _intended(f)),
+            lambda f: column(f, "numel") - column(f, "zero") + column(f, "unchanged"),
         ),
         Measure("finite", "elements", "elements that are neither NaN nor infinite", ("numel", *_BAD), _finite),
         Measure("multiplier", "factor", "the recorded scale; 1 where there is none of use", ("scale",), _multiplier),

@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from precdoctor.diagnosis.survey.kept_rows import KeptRows
+from precdoctor.diagnosis.survey.arrow_rows import KeptRows
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.survey import Survey
 from precdoctor.diagnosis.survey.view import Process, RunView, remembered

@@ -159,6 +159,11 @@ class TensorRow:
         return (self.root, self.module, self.kind, self.name, self.call)
 
     @property
+    def layer(self) -> tuple[str, str]:
+        """Root and module."""
+        return (self.root, self.module)
+
+    @property
     def owner(self) -> Parameter:
         """Root, module and name: the same for a weight, its gradient and its update."""
         return (self.root, self.module, self.name)
@@ -177,6 +182,11 @@ class TensorRow:
     def bad(self) -> bool:
         """Whether the tensor holds a NaN or an infinity."""
         return self.non_finite > 0
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether every element is exactly zero."""
+        return self.zero == self.numel
 
     @property
     def mask_like(self) -> bool:

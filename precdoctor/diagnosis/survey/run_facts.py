@@ -40,7 +40,7 @@ class RunFacts:
     """The facts, steps and events of a run. Everything is read on first use and cached."""
 
     def __init__(self, run: Run) -> None:
-        self._run = run
+        self.run = run
         #: Results of the functions that :func:`.view.remembered` decorates, by function and arguments.
         self.memo: dict[Hashable, Any] = {}
         self._decoded_events: dict[str, list[tuple[int, dict[str, Any]]]] = {}
@@ -49,17 +49,12 @@ class RunFacts:
         #: A summary of the steps of each process, if there are more processes than are read in full.
         self.glances: list[Glance] = []
 
-    @property
-    def run(self) -> Run:
-        """The run itself."""
-        return self._run
-
     # -- facts ----------------------------------------------------------------------------------------------------
 
     @cached_property
     def everyone(self) -> tuple[Process, ...]:
         """Every process that left a rank directory, by rank and attempt."""
-        return tuple(sorted(Process(r.rank, r.attempt) for r in self._run.ranks))
+        return tuple(sorted(Process(r.rank, r.attempt) for r in self.run.ranks))
 
     @property
     def processes(self) -> tuple[Process, ...]:
@@ -86,7 +81,7 @@ class RunFacts:
 
     @cached_property
     def _logs(self) -> Mapping[Process, RankLog]:
-        return {Process(r.rank, r.attempt): r for r in self._run.ranks}
+        return {Process(r.rank, r.attempt): r for r in self.run.ranks}
 
     @cached_property
     def any_facts(self) -> Mapping[str, Any]:
@@ -145,11 +140,11 @@ class RunFacts:
     @cached_property
     def step_batches(self) -> Mapping[Process, list[pa.RecordBatch]]:
         """The rows of the ``steps`` table of each of :attr:`processes`."""
-        pieces = {Process(p.directory.rank, p.directory.attempt): p for p in self._run.pieces("steps")}
+        pieces = {Process(p.directory.rank, p.directory.attempt): p for p in self.run.pieces("steps")}
         most = most_processes(len(pieces), sum(p.rows for p in pieces.values()))
         if len(pieces) > most:
             glances = self.glances
-            looked = run_all("reading steps", glance, list(pieces.values()), self._run, list(pieces.values()))
+            looked = run_all("reading steps", glance, list(pieces.values()), self.run, list(pieces.values()))
             for piece, found in zip(pieces.values(), looked, strict=True):
                 if isinstance(found, RunUnreadableError):
                     self._cannot_read(piece, found)
@@ -161,9 +156,9 @@ class RunFacts:
         for process, piece in pieces.items():
             own = steps[process] = []
             try:
-                for batch in piece_rows(piece, _STEP_COLUMNS, cache=self._run.cache):
+                for batch in piece_rows(piece, _STEP_COLUMNS, cache=self.run.cache):
                     cost += rows_cost("steps", batch)
-                    self._run.budget.keep("steps", cost)
+                    self.run.budget.keep("steps", cost)
                     own.append(batch)
             except RunTooLargeError:
                 raise
@@ -179,7 +174,7 @@ class RunFacts:
             RunUnreadableError: the run has no other process.
         """
         if len(self.everyone) == 1:
-            with advice(self._run.path):
+            with advice(self.run.path):
                 raise error
         self.unread[Process(piece.directory.rank, piece.directory.attempt)] = str(error)
 
@@ -221,7 +216,7 @@ class RunFacts:
     @cached_property
     def events(self) -> pd.DataFrame:
         """The ``events`` table; its ``data`` column is JSON text."""
-        return self._run.events()
+        return self.run.events()
 
     def events_of(self, *kinds: str) -> list[dict[str, Any]]:
         """Return the events of these kinds by process and time, ``data`` decoded from JSON (empty if it is invalid)."""
@@ -281,23 +276,23 @@ class RunFacts:
     @property
     def problems(self) -> tuple[str, ...]:
         """What is wrong with the files of the log, as messages; see :attr:`complete` for a log without its end."""
-        known = [str(p) for rank in self._run.ranks for p in rank.problems]
+        known = [str(p) for rank in self.run.ranks for p in rank.problems]
         return (*known, *(f"{why}; it is left out" for _, why in sorted(self.unread.items())))
 
     @cached_property
     def complete(self) -> bool:
         """Whether every process closed its log."""
-        return bool(self._run.ranks) and all(rank.complete for rank in self._run.ranks)
+        return bool(self.run.ranks) and all(rank.complete for rank in self.run.ranks)
 
     @cached_property
     def cut_short(self) -> str | None:
         """Why recording ended before the training did; None if it did not."""
-        return next((rank.cut_short for rank in self._run.ranks if rank.cut_short is not None), None)
+        return next((rank.cut_short for rank in self.run.ranks if rank.cut_short is not None), None)
 
     @cached_property
     def stopped(self) -> str | None:
         """Why precdoctor itself ended the run; None if it did not."""
-        return next((rank.stopped for rank in self._run.ranks if rank.stopped is not None), None)
+        return next((rank.stopped for rank in self.run.ranks if rank.stopped is not None), None)
 
     @property
     def missing(self) -> str | None:
@@ -318,7 +313,7 @@ class RunFacts:
     @cached_property
     def partial_modules(self) -> bool:
         """Whether ``--include`` or ``--exclude`` left modules out, so that the producer may be one without rows."""
-        options = self._run.info.get("options") or self._run.info.get("recorder") or {}
+        options = self.run.info.get("options") or self.run.info.get("recorder") or {}
         return bool(isinstance(options, Mapping) and (options.get("include") or options.get("exclude")))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,16 @@ class StepFacts:
     def inference(self) -> bool:
         """Whether the step only called a model, without training it (``record --inference``)."""
         return self.complete and not self.optimizer and not self.micro_steps
+
+
+def norms_of(steps: Iterable[StepFacts]) -> list[float]:
+    """Return the known gradient norms, in order."""
+    return [s.grad_norm for s in steps if s.grad_norm is not None]
+
+
+def losses_of(steps: Iterable[StepFacts]) -> list[float]:
+    """Return the known losses, in order."""
+    return [s.loss for s in steps if s.loss is not None]
 
 
 def _flag(value: Any) -> bool:

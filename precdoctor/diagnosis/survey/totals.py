@@ -5,13 +5,13 @@ A table has one row per tensor; schema :data:`SCHEMA`. Merging is associative an
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from precdoctor.diagnosis.survey.arrow_rows import int_column
+from precdoctor.diagnosis.survey.arrow_rows import combined, int_column
 from precdoctor.numerics.arrays import Ints
 
 #: Columns that identify a tensor over all ranks and steps.
@@ -21,10 +21,9 @@ _COUNTS = ("numel", "nan", "pos_inf", "neg_inf", "zero", "subnormal", "saturated
 SUMS = (*_COUNTS, "rows", "clipping_casts", "flushing_casts")
 #: Columns of the ``tensors`` table that the pass always reads.
 READ = ("step", "rank", "attempt", *KEYS, *_COUNTS, "amax")
-_TEXTS = KEYS[:-1]
 SCHEMA = pa.schema(
     [
-        *(pa.field(k, pa.string()) for k in _TEXTS),
+        *(pa.field(k, pa.string()) for k in KEYS[:-1]),
         pa.field("call", pa.int64()),
         *(pa.field(s, pa.int64()) for s in SUMS),
         pa.field("amax", pa.float64()),
@@ -34,48 +33,36 @@ SCHEMA = pa.schema(
 
 def totals(batch: pa.RecordBatch) -> pa.Table:
     """Aggregate the rows of one batch that has the columns :data:`READ`."""
-    values = {name: int_column(batch, name) for name in _COUNTS}
-    values["rows"] = np.ones(batch.num_rows, np.int64)
+    columns = {name: batch.column(name) for name in (*KEYS, *_COUNTS)}
+    columns["rows"] = np.ones(batch.num_rows, np.int64)
     for name, counted in (("clipping_casts", "saturated"), ("flushing_casts", "flushed")):
-        values[name] = batch.column(counted).is_valid().to_numpy(zero_copy_only=False).astype(np.int64)
-    return _reduced(batch, values)
+        columns[name] = batch.column(counted).is_valid().cast(pa.int64())
+    amax = batch.column("amax")
+    columns["amax"] = pc.if_else(pc.greater_equal(amax, 0.0), amax, None)  # not of a damaged log: NaN or below zero
+    return _reduced(pa.table(columns))
 
 
 def merged(tables: Sequence[pa.Table]) -> pa.Table:
     """Merge tables of aggregates; the empty table for none."""
     table = pa.concat_tables([SCHEMA.empty_table(), *tables])
-    if len(tables) < 2 or not table.num_rows:
-        return table
-    encoded = table.combine_chunks()
-    for at, name in enumerate(_TEXTS):
-        encoded = encoded.set_column(at, name, encoded.column(name).combine_chunks().dictionary_encode())
-    (batch,) = encoded.combine_chunks().to_batches()
-    return _reduced(batch, {name: int_column(batch, name) for name in SUMS})
+    return table if len(tables) < 2 else _reduced(table)
+
+
+def _reduced(table: pa.Table) -> pa.Table:
+    """Reduce rows to one per tensor: the sums, and the largest amax; null if all are unknown."""
+    sums = [(name, "sum", pc.ScalarAggregateOptions(min_count=0)) for name in SUMS]
+    reduced = table.group_by(KEYS, use_threads=False).aggregate([*sums, ("amax", "max")])
+    return reduced.rename_columns([*KEYS, *SUMS, "amax"]).select(SCHEMA.names).cast(SCHEMA).combine_chunks()
 
 
 def grouped(batch: pa.RecordBatch, names: Sequence[str]) -> Ints:
     """Return a number per row, equal for rows that agree in all columns ``names`` (dictionaries or integers)."""
-    code = np.zeros(batch.num_rows, np.int64)
-    for name in names:
+
+    def codes(name: str) -> Ints:
         column = batch.column(name)
-        if pa.types.is_dictionary(column.type):
-            own = column.indices.fill_null(len(column.dictionary)).to_numpy(zero_copy_only=False).astype(np.int64)
-        else:
-            own = np.unique(int_column(batch, name), return_inverse=True)[1].astype(np.int64)
-        width = int(own.max(initial=0)) + 1
-        if math.log2(max(1, int(code.max(initial=0)))) + math.log2(width) > 60:
-            code = np.unique(code, return_inverse=True)[1].astype(np.int64)
-        code = code * width + own
-    return code
+        if not pa.types.is_dictionary(column.type):
+            return np.unique(int_column(batch, name), return_inverse=True)[1].astype(np.int64)
+        indices = column.indices.fill_null(len(column.dictionary))
+        return indices.to_numpy(zero_copy_only=False).astype(np.int64)
 
-
-def _reduced(batch: pa.RecordBatch, values: dict[str, Ints]) -> pa.Table:
-    """Reduce rows to one per tensor: the sums of ``values`` and the largest amax; null if all are unknown."""
-    firsts, ids = np.unique(grouped(batch, KEYS), return_index=True, return_inverse=True)[1:]
-    order = np.argsort(ids, kind="stable")
-    starts = np.flatnonzero(np.diff(ids[order], prepend=-1))
-    amax = batch.column("amax").to_numpy(zero_copy_only=False)
-    amax = np.maximum.reduceat(np.where(np.isnan(amax), -1.0, amax)[order], starts)
-    columns = {k: batch.column(k).take(pa.array(firsts)).cast(SCHEMA.field(k).type) for k in KEYS}
-    columns |= {name: pa.array(np.add.reduceat(column[order], starts)) for name, column in values.items()}
-    return pa.table({**columns, "amax": pa.array(amax, mask=amax < 0.0)}, schema=SCHEMA)
+    return combined(map(codes, names))

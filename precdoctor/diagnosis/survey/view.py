@@ -16,8 +16,8 @@ import pandas as pd
 import pyarrow as pa
 
 from precdoctor.diagnosis.survey import stored
+from precdoctor.diagnosis.survey.arrow_rows import KeptRows
 from precdoctor.diagnosis.survey.engines import run_all
-from precdoctor.diagnosis.survey.kept_rows import KeptRows
 from precdoctor.diagnosis.survey.measures import MEASURES
 from precdoctor.diagnosis.survey.processes import Process
 from precdoctor.diagnosis.survey.rows import ROW_COLUMNS, Parameter, TensorRow, grouped
@@ -120,10 +120,10 @@ class RunView(RunFacts):
             found = query("tensors", wanted, [terms]).select(self.survey.rows)
             return iter([found] if found.num_rows else [])
         if everyone or len(self.processes) == len(self.everyone):
-            return self._run.batches("tensors", columns=wanted, filters=[terms])
+            return self.run.batches("tensors", columns=wanted, filters=[terms])
         ranks = grouped((process.attempt, process.rank) for process in self.processes)
         mine = [[*terms, ("attempt", "==", attempt), ("rank", "in", of)] for attempt, of in ranks.items()]
-        return self._run.batches("tensors", columns=wanted, filters=mine) if mine else iter([])
+        return self.run.batches("tensors", columns=wanted, filters=mine) if mine else iter([])
 
     def _terms(
         self, kinds: Sequence[str], steps: Sequence[int] | None, where: Sequence[tuple[str, str, Any]]
@@ -145,25 +145,25 @@ class RunView(RunFacts):
         """The survey of the ``tensors`` table: from the cache of large logs, or made by one pass on first use."""
         facts = [s for steps in self.timeline.values() for s in steps]
         bad = sorted({s.step for s in facts if s.loss_is_bad or s.non_finite or not s.complete})
-        pieces = self._run.pieces("tensors")
+        pieces = self.run.pieces("tensors")
         mine = [Process(p.directory.rank, p.directory.attempt) in self.step_batches for p in pieces]
         rows = sum(p.rows for p, keeps in zip(pieces, mine, strict=True) if keeps)
         chosen = chosen_steps(self.sampled_steps, bad, rows)
         self._extra_steps = [] if chosen is None else sorted(self._requested_steps.difference(chosen))
         steps = None if chosen is None else sorted([*chosen, *self._extra_steps])
-        key = stored.key_of(self._run, steps) if sum(p.rows for p in pieces) >= stored.WORTH_STORING else None
+        key = stored.key_of(self.run, steps) if sum(p.rows for p in pieces) >= stored.WORTH_STORING else None
         known = stored.load(key) if key is not None else None
         if known is not None:
             return known
         tasks = tasks_of(zip(pieces, mine, strict=True), steps)
-        whole = merged_surveys(self._surveys(tasks, pieces), self._run.budget)
-        self._run.budget.keep("names", TENSOR_COST * whole.totals.num_rows)
+        whole = merged_surveys(self._surveys(tasks, pieces), self.run.budget)
+        self.run.budget.keep("names", TENSOR_COST * whole.totals.num_rows)
         if key is not None and not self.unread:
             stored.store(key, whole)
         return whole
 
     def _surveys(self, tasks: Sequence[Task], pieces: Sequence[Piece]) -> Iterator[Survey]:
-        for read in run_all("reading tensors", read_pieces, tasks, self._run, pieces):
+        for read in run_all("reading tensors", read_pieces, tasks, self.run, pieces):
             for piece, error in read.unread:
                 self._cannot_read(piece, error)
             yield read.survey
@@ -190,10 +190,10 @@ class RunView(RunFacts):
         kept = self.survey.covers([step]) and process in self.step_batches
         mine = [query("tensors", columns, where).select(self.survey.rows)] if kept else ()
         found: list[pa.RecordBatch] = []
-        for batch in mine or self._run.batches("tensors", columns=columns, filters=where):
+        for batch in mine or self.run.batches("tensors", columns=columns, filters=where):
             found.append(batch)
             count = sum(b.num_rows for b in found)
-            hold(count, MAX_STEP_ROWS, f"{self._run.path} holds {{}} or more tensors of step {step}")
+            hold(count, MAX_STEP_ROWS, f"{self.run.path} holds {{}} or more tensors of step {step}")
         several = len(self.models) > 1
         rows = [TensorRow.of(r, qualified=several) for batch in found for r in batch.to_pylist()]
         return tuple(sorted(rows, key=lambda r: (r.order is None, r.order or 0)))

@@ -80,7 +80,7 @@ def _facts(finding: Finding) -> list[tuple[str, str, str]]:
     facts = [("where", place(finding), "")]
     for name, source in (("source", location.source), ("seen at", evidence.get("detected_at"))):
         if isinstance(source, Source):
-            facts.append((name, clean(f"{source.file}:{source.line}"), clean((source.code or "").strip())))
+            facts.append((name, clean(source.place), clean((source.code or "").strip())))
     facts.append(("op", clean(location.op or ""), ""))
     facts.append(("cause", clean(finding.cause or ""), ""))
     if finding.confidence < 1.0:
@@ -197,7 +197,7 @@ def _path(view: RunView, finding: Finding) -> list[dict[str, Any]]:
     if not entries:
         return []
     source = finding.location.source
-    line = "" if source is None else clean(f"{source.file}:{source.line} {(source.code or '').strip()}", 200)
+    line = "" if source is None else clean(f"{source.place} {(source.code or '').strip()}", 200)
     nodes = [*(_node(e, "") for e in entries[:-1]), _node(entries[-1], "origin", line)]
     rows = [] if finding.location.kind not in (*FORWARD_KINDS, None) else _downstream(view, finding, entries[-1])
     after = [_node(path_evidence([row])[0], "after") for row in rows]

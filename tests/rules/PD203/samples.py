@@ -169,12 +169,16 @@ def whole_model() -> Training:
 
 
 def multiplied(run: Training, module: str, *, forward: int = 256) -> Training:
-    """A deep scan lists a product in this module: zeros in the backward pass, and so many in the forward pass."""
+    """A deep scan lists a product in this module: zeros in the backward pass, and so many in the forward pass.
+
+    A product on another line is no zero anywhere.
+    """
     place = {"op": "aten.mul.Tensor", "inputs": "float32", "outputs": "float32", "file": "lora.py", "line": 9}
     product = {**place, "calls": 1, "numel": 256}
     sums = {**product, "op": "aten.add.Tensor", "phase": "backward"}
     ops = [{**product, "phase": "forward", "zero": forward}, sums, {**product, "phase": "backward", "zero": 256}]
-    data = json.dumps({"kind": "coverage", "ops": ops})
+    other = {**product, "phase": "forward", "line": 8, "zero": 0}
+    data = json.dumps({"kind": "coverage", "ops": [other, *ops]})
     run.events.append({"event": "scan", "step": 0, "root": ROOT, "module": module, "data": data})
     return run
 

@@ -393,7 +393,7 @@ def test_too_little_memory_is_one_sentence(bad_run, capsys, monkeypatch):
     def none(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr("precdoctor.diagnosis.survey.kept_rows.KeptRows.select", none)
+    monkeypatch.setattr("precdoctor.diagnosis.survey.arrow_rows.KeptRows.select", none)
     assert main(["diagnose", str(bad_run)]) == 2
     assert capsys.readouterr().err == "precdoctor: there is not enough memory for this\n"
 

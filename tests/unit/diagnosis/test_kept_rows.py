@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precdoctor.diagnosis.survey.kept_rows import KeptRows
+from precdoctor.diagnosis.survey.arrow_rows import KeptRows
 from precdoctor.runlog.filters import query
 from precdoctor.runlog.schema import TENSORS
 

@@ -12,12 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precdoctor.diagnosis.analyses.harm import kept_bits, mean_bits
-from precdoctor.diagnosis.survey.frames import by_kind, courses, firsts, groups, lasts, on_steps, pairs, rows_of
+from precdoctor.diagnosis.survey.frames import (
+    by_kind,
+    courses,
+    firsts,
+    groups,
+    largest,
+    lasts,
+    on_steps,
+    pairs,
+    rows_of,
+    sums,
+    worst_rows,
+)
 from precdoctor.diagnosis.survey.measures import MEASURES, lists
-from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import Process
 from precdoctor.numerics.formats import FP16
-from precdoctor.numerics.histogram import ExponentHistogram
+from precdoctor.numerics.histogram import ExponentHistogram, Histograms
 
 Row = dict[str, Any]
 COUNTS = st.integers(0, 40)
@@ -29,7 +40,7 @@ _FLOATS = ("amax", "sum_sq", "scale", "saturated", "flushed", "unchanged")
 def rows(draw: st.DrawFn) -> Row:
     """A row of the log; its counts add up to no more than its elements."""
     counts = {c: draw(COUNTS) for c in ("nan", "pos_inf", "neg_inf", "zero", "subnormal", "at_max")}
-    sizes = {c: draw(SIZES) for c in ("amax", "sum_sq", "scale")}
+    sizes = {"amax": draw(SIZES), "sum_sq": draw(SIZES), "scale": draw(SIZES | st.just(math.inf))}
     casts = {c: draw(st.none() | COUNTS) for c in ("saturated", "flushed", "unchanged")}
     dtype = draw(st.sampled_from(["float16", "bfloat16", "float32", "int64"]))
     shape = draw(st.none() | st.lists(st.integers(0, 9), max_size=3))
@@ -56,11 +67,6 @@ def intended(r: Row) -> float | None:
     return None if r["unchanged"] is None else r["numel"] - r["zero"] + r["unchanged"]
 
 
-def headroom(r: Row) -> float:
-    fmt = known_format(r["dtype"])
-    return math.log2(fmt.max) - math.log2(r["amax"]) if fmt is not None and r["amax"] else math.nan
-
-
 def norm(r: Row) -> float:
     return math.nan if r["sum_sq"] is None else math.sqrt(r["sum_sq"]) / (r["scale"] or 1.0)
 
@@ -69,17 +75,16 @@ REFERENCES: dict[str, Callable[[Row], float | None]] = {
     "non_finite": bad,
     "alive": lambda r: r["numel"] - r["zero"] - bad(r),
     "zero_share": lambda r: ratio(r["zero"], r["numel"]),
-    "subnormal_share": lambda r: ratio(r["subnormal"], r["numel"] - r["zero"] - bad(r)),
     "at_max_share": lambda r: ratio(r["at_max"], r["numel"]),
     "saturated_share": lambda r: ratio(r["saturated"], r["numel"]),
     "flushed_share": lambda r: ratio(r["flushed"], r["numel"] - r["zero"]),
     "dimensions": lambda r: None if r["shape"] is None else len(r["shape"]),
     "fan_in": lambda r: r["numel"] / max(1, r["shape"][0]) if r["shape"] else None,
-    "headroom": headroom,
     "rms": lambda r: math.sqrt(ratio(r["sum_sq"], r["numel"] - bad(r))),
     "norm": norm,
     "intended": intended,
-    "lost_share": lambda r: ratio(r["unchanged"], intended(r)),
+    "finite": lambda r: r["numel"] - bad(r),
+    "multiplier": lambda r: r["scale"] if r["scale"] and r["scale"] < math.inf else 1.0,
 }
 
 
@@ -175,3 +180,32 @@ def test_the_bits_that_fp16_keeps_are_counted_bin_by_bin(lo: int, counts: list[i
         bits += count * (0 if k < -25 else 11 if k >= -14 else max(1, 11 + 14 + k))
     assert mean_bits(ExponentHistogram.of(lo, counts), FP16) == pytest.approx(bits / (sum(counts) or 1.0))
     assert kept_bits(np.array([0]), FP16)[0] == 11
+
+
+KEYED = st.lists(st.tuples(st.sampled_from("abc"), st.floats(-1e3, 1e3) | st.just(math.nan)), min_size=1)
+
+
+@given(KEYED)
+def test_reductions_by_group(rows):
+    frame = pd.DataFrame(rows, columns=["key", "value"])
+    ids = groups(frame, ["key"])
+    members: dict[str, list[int]] = {}
+    for i, (key, _) in enumerate(rows):
+        members.setdefault(key, []).append(i)
+    assert [list(members).index(key) for key, _ in rows] == ids.tolist()
+    values = [[rows[i][1] for i in mine] for mine in members.values()]
+    known = [[v for v in mine if not math.isnan(v)] for mine in values]
+    assert largest(ids, frame["value"]) == pytest.approx([max(k, default=math.nan) for k in known], nan_ok=True)
+    assert sums(ids, frame["value"].fillna(0.0)).tolist() == pytest.approx([sum(k) for k in known])
+    size = lambda i: -math.inf if math.isnan(rows[i][1]) else rows[i][1]  # noqa: E731
+    assert worst_rows(ids, frame["value"]).tolist() == [max(mine, key=size) for mine in members.values()]
+
+
+histogram = st.builds(ExponentHistogram.of, st.integers(-150, 100), st.lists(st.integers(0, 9), max_size=6))
+
+
+@given(st.lists(histogram, min_size=1, max_size=6), st.data())
+def test_some_of_many_histograms(held, data):
+    at = data.draw(st.lists(st.integers(0, len(held) - 1)))
+    taken = Histograms.of(held).taken(np.array(at, np.int64))
+    assert [taken.row(i) for i in range(len(at))] == [held[i] for i in at]

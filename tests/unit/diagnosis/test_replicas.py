@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from precdoctor.diagnosis import diagnose
 from precdoctor.diagnosis.analyses.replicas import COLUMNS, PARTIAL, Replicas, merge, replica_differences, summarise
-from precdoctor.diagnosis.families.configuration import unequal_replicas, unequal_replicas_copies
+from precdoctor.diagnosis.families.configuration import unequal_replicas, unequal_replicas_causes
 from precdoctor.diagnosis.survey.view import Process
 from precdoctor.reporting.finding_view import place as place_of
 from precdoctor.runlog.schema import TENSORS
@@ -256,4 +256,4 @@ def test_the_updates_of_a_weight_that_ranks_share_out_belong_to_all_of_them(hold
         )
     before = pd.DataFrame(rows, columns=["rank", "kind", "numel", "sum"])
     now = pd.DataFrame([(0, "weight", 4, 9.01), (1, "weight", 4, 12.0)], columns=["rank", "kind", "numel", "sum"])
-    assert unequal_replicas_copies._rank_that_changed(before, now, adjacent=True) == moved
+    assert unequal_replicas_causes._rank_that_changed(before, now, adjacent=True) == moved

@@ -96,3 +96,16 @@ def test_problems_that_lose_nothing_are_not_missing_data(tmp_path: Path) -> None
     assert view.problems
     assert view.missing is None
     assert not view.complete
+
+
+def test_steps_that_are_kept_besides_are_seen_only_by_those_who_name_them(tmp_path, monkeypatch):
+    monkeypatch.setattr("precdoctor.diagnosis.survey.survey.MOST_ROWS", 500)
+    run = Training(steps=200).write(tmp_path / "run")
+    chosen = RunView(run).kept_steps
+    besides = [s for s in range(200) if s not in chosen][:3]
+    view = RunView(run)
+    view.keep(besides)
+    assert view.kept_steps == chosen
+    assert set(view.measured((), ("output",))["step"]) == set(chosen)
+    assert view.survey.covers(besides)
+    assert sorted(set(view.measured((), ("output",), steps=besides)["step"])) == besides

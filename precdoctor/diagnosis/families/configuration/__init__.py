@@ -9,8 +9,8 @@ PD708 reads the format of a gradient reduction, and reports it only if recorded 
 finds *positions* and angles that their format cannot tell apart: tables in buffers, sines in deep scans.
 
 PD710 holds the *replicas* of a weight against one another: copies that several ranks should hold alike, by the layout
-that the recorder wrote (``survey.replicas``).
+that the recorder wrote (``analyses.replicas``).
 
 PD704 reads ``precdoctor shadow``, which runs steps again in FP32. Errors are in units *u* of half an ulp at 1; a
-*piece* of code has an *own* error, and *amplifies* the errors of its inputs (``survey.shadow_errors``).
+*piece* of code has an *own* error, and *amplifies* the errors of its inputs (``analyses.shadow_errors``).
 """

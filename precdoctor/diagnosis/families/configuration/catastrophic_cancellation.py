@@ -72,9 +72,9 @@ def check(view: RunView, options: Options) -> Checked:
         """Return the share of wrong elements, or rows, or the noise, whichever exceeds its limit; 0 if none does."""
         if "ulp" in fact.data:
             return wrong_share(fact) if wrong_share(fact) >= options["wrong_share"] else 0.0
-        if fact.data.get("of_data") is True and fact.number("noise") >= options["noise"]:
+        if fact.flag("of_data") and fact.number("noise") >= options["noise"]:
             return fact.number("noise")
-        if _is_of_running_sums(fact):
+        if fact.flag("running_sum"):
             matters = fact.number("noise") >= options["noise"] and has_effect(fact, options["effect"])
             return fact.number("noise") if matters else 0.0
         fmt = known_format(_rounding_dtype(fact))
@@ -91,22 +91,12 @@ def check(view: RunView, options: Options) -> Checked:
 
         Predictions come close to their targets only late in a run.
         """
-        return not _rounded_before(group.worst) or group.stands
+        return not group.worst.flag("rounded_before") or group.stands
 
     return check_facts(
         view, ("cancellation",), guilty, lambda g: _finding(g, options), seen="no difference that cancels",
         keep=lasts,
     )  # fmt: skip
-
-
-def _rounded_before(fact: Fact) -> bool:
-    """Return whether the op subtracts two numbers that had been cast to half precision."""
-    return fact.data.get("rounded_before") is True
-
-
-def _is_of_running_sums(fact: Fact) -> bool:
-    """Return whether the op subtracts running sums, and only the differences of the larger half were judged."""
-    return fact.data.get("running_sum") is True
 
 
 def _wrong_row_share(fact: Fact) -> float:
@@ -122,12 +112,12 @@ def _rounding_dtype(fact: Fact) -> str:
 def _rounded_finding(group: Group, options: Options) -> Finding:
     """Return the finding about numbers that were rounded before they were subtracted."""
     fact = group.worst
-    if _is_of_running_sums(fact):
+    if fact.flag("running_sum"):
         return _running_sum_finding(group, options)
     wrong, of, zeros = fact.count("wrong"), fact.count("of"), fact.count("zeros")
     dtype, share, noise = _rounding_dtype(fact), percent(wrong_share(fact)), fact.number("noise")
     wide, method = (FP64, "double") if dtype == FP32.dtype else (FP32, "float")
-    whole = fact.data.get("of_data") is True and noise >= options["noise"]
+    whole = fact.flag("of_data") and noise >= options["noise"]
     error = f" The error of all is {percent(noise)} of them (L2, limit {percent(options['noise'])})." if whole else ""
     least = options["wrong_share"] if wrong >= options["wrong_share"] * of else options["few"]
     limit = "" if whole else f", limit {percent(least)}"
@@ -209,7 +199,7 @@ def _finding(group: Group, options: Options) -> Finding:
     fact = group.worst
     if "ulp" in fact.data:
         return _coarse_finding(group, options)
-    if _rounded_before(fact):
+    if fact.flag("rounded_before"):
         return _rounded_finding(group, options)
     fmt = known_format(fact.dtype)
     bits = fmt.mantissa_bits + 1 if fmt is not None else 0

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from precdoctor.diagnosis.analyses.op_dtypes import coverage
 from precdoctor.diagnosis.analyses.op_facts import real
 from precdoctor.diagnosis.analyses.parameters import HALF
-from precdoctor.diagnosis.analyses.scans import facts, scan_events, short_name
+from precdoctor.diagnosis.analyses.scans import facts, short_name
 from precdoctor.diagnosis.claims.finding import (
     Finding,
     Location,
@@ -71,22 +72,19 @@ class Angles:
 def angles_of(view: RunView) -> list[Angles]:
     """Return the coarsest angles of each module in all scans, the coarsest first."""
     found: dict[tuple[str, str], Angles] = {}
-    for event in scan_events(view):
-        ops = event["data"].get("ops")
-        if event["data"].get("kind") != "coverage" or not isinstance(ops, list):
-            continue
-        place = text(event.get("root")), text(event.get("module"))
-        step, process = integer(event.get("step")) or 0, Process.of(event)
-        for entry, dtype, amax in _sine_operands([o for o in ops if isinstance(o, Mapping)]):
-            fmt, line = known_format(dtype), integer(entry.get("line"))
-            file = text(entry.get("file"))
-            source = Source.read(file, line, "") if line is not None else None
-            own = change_line(source, None, in_library=is_of_library(file))
-            known = found.get(place)
+    for listed in coverage(view):
+        place = listed.root, listed.module
+        for entry, dtype, amax in _sine_operands(listed.ops):
+            fmt, line, file = known_format(dtype), integer(entry.get("line")), text(entry.get("file"))
             if fmt is None:
                 continue
-            widened = text(entry.get("inputs")) != dtype
-            seen = Angles(*place, step, process, text(entry["op"]), source, dtype, fmt, amax, widened, own_line=own)
+            source = Source.read(file, line, "") if line is not None else None
+            seen = Angles(
+                *place, listed.step, listed.process, text(entry["op"]), source, dtype, fmt, amax,
+                widened=text(entry.get("inputs")) != dtype,
+                own_line=change_line(source, None, in_library=is_of_library(file)),
+            )  # fmt: skip
+            known = found.get(place)
             if known is None or (seen.spacing, amax) > (known.spacing, known.amax):
                 found[place] = seen
     return sorted(found.values(), key=lambda a: -a.spacing)

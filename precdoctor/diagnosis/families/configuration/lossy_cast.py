@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from precdoctor.diagnosis.analyses.scan_effects import EFFECT, effect_words, has_effect
 from precdoctor.diagnosis.analyses.scans import Fact, Group, check_facts, facts, short_name
-from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Source
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
@@ -101,7 +101,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 def _under_their_cast(findings: Sequence[Finding]) -> list[Finding]:
     """List findings about integers that are read back as indices in the finding about the cast of these integers."""
-    casts = {_at(f.location.source): f for f in findings if "cast_at" not in f.evidence}
+    casts = {s.place: f for f in findings if "cast_at" not in f.evidence and (s := f.location.source) is not None}
     read = [f for f in findings if f.evidence.get("cast_at") in casts]
     kept = []
     for finding in findings:
@@ -187,10 +187,11 @@ def _finding(group: Group, options: Options) -> Finding:
         f"{limit}).{made_words}{effect_words(fact, options['effect'])}{group.elsewhere_words}",
         certain=_certainty(group),
         limits=limits,
-        prescription=_keep_indices(fact, after) if _are_indices(group) else _prescription(fact, after),
+        prescription=_prescription(fact, after, are_indices=_are_indices(group)),
     )
-    at = _at(made.source) if made is not None else ""
-    return replace(found, evidence={**found.evidence, "cast_at": at}) if at else found
+    if made is None or made.source is None:
+        return found
+    return replace(found, evidence={**found.evidence, "cast_at": made.source.place})
 
 
 def _maker(group: Group) -> Fact | None:
@@ -219,11 +220,6 @@ def _is_read_by(cast: Fact, read: Fact) -> bool:
     if cast.data.get("to") != read.data.get("from") or cast.count("numel") != read.count("numel"):
         return False
     return cast.count("times") > 1 or cast.number("largest") == read.number("largest")
-
-
-def _at(source: Source | None) -> str:
-    """Return ``train.py:12``; empty if the line is unknown."""
-    return f"{source.file}:{source.line}" if source is not None else ""
 
 
 def _features_finding(group: Group, options: Options) -> Finding:
@@ -263,9 +259,9 @@ def _certainty(group: Group) -> tuple[float, str]:
     return (0.95, why) if "distinct_before" in group.worst.data else group.certainty(0.95, why)
 
 
-def _prescription(fact: Fact, after: str) -> Prescription:
-    if "distinct_before" in fact.data:
-        return _keep_integers(fact, after)
+def _prescription(fact: Fact, after: str, *, are_indices: bool) -> Prescription:
+    if are_indices or "distinct_before" in fact.data:
+        return _keep_integers(fact, after, are_indices=are_indices)
     lost, fmt = fact.number("lost"), known_format(after)
     exponent = _exponent(fact, fmt) if fmt is not None else None
     if exponent is None:
@@ -286,34 +282,28 @@ def _prescription(fact: Fact, after: str) -> Prescription:
     )
 
 
-def _keep_integers(fact: Fact, after: str) -> Prescription:
-    """Prescribe to keep integers that this cast makes equal, or an earlier one before they were used as indices."""
-    narrow, wide = after, "float32"
+def _keep_integers(fact: Fact, after: str, *, are_indices: bool) -> Prescription:
+    """Prescribe to keep integers that this cast makes equal, or an earlier one before they were used as indices.
+
+    ``are_indices``: they are used as indices after this cast; then to leave them out of a cast of the whole batch.
+    """
+    narrow, wide, kept = after, "float32", "integers in FP32"
     snippet = f"angles = positions.float()[:, None] * frequencies  # cast sines and cosines to {after} instead\n"
-    if _is_read_back(fact):
+    if are_indices:
+        wide, kept = text(fact.data.get("from")), "indices as integers"
+        snippet = (
+            f"import torch\n\nx = x.to(torch.{after}) if x.is_floating_point() else x  # each tensor of the batch\n"
+        )
+    elif _is_read_back(fact):
         narrow = text(fact.data.get("from"))
-        wide = "int64" if narrow == "float32" else "float32"
+        wide, kept = ("int64", "integers as integers") if narrow == "float32" else (wide, kept)
         snippet = "indices = table.long()  # before the batch is cast; keep them beside it, as integers\n"
     left, all_of_them = fact.count("distinct_after"), fact.count("distinct_before")
     return Prescription(
-        title=f"keep the integers {'as integers' if wide == 'int64' else 'in FP32'}{fact.own_line}: different numbers "
-        f"{left:,} -> {all_of_them:,}",
+        title=f"keep the {kept}{fact.own_line}: different numbers {left:,} -> {all_of_them:,}",
         change={"cast": {"from": narrow, "to": wide}},
         predicted={"different_numbers": {"from": left, "to": all_of_them}},
         snippet=snippet,
-    )
-
-
-def _keep_indices(fact: Fact, after: str) -> Prescription:
-    """Prescribe to leave indices out of a cast of the whole batch."""
-    left, all_of_them = fact.count("distinct_after"), fact.count("distinct_before")
-    return Prescription(
-        title=f"keep the indices as integers{fact.own_line}: different numbers {left:,} -> {all_of_them:,}",
-        change={"cast": {"from": after, "to": text(fact.data.get("from"))}},
-        predicted={"different_numbers": {"from": left, "to": all_of_them}},
-        snippet=(
-            f"import torch\n\nx = x.to(torch.{after}) if x.is_floating_point() else x  # each tensor of the batch\n"
-        ),
     )
 
 

@@ -137,27 +137,20 @@ def _reductions(view: RunView) -> Mapping[str, _Reduction]:
 
 def _survey(view: RunView, reductions: Mapping[str, _Reduction], options: Options) -> dict[Key, _Gradient]:
     """Return the gradients that are reduced in a 16-bit format."""
+    examined = examined_steps(view, options["max_steps"])
+    healthy = ((process, step) for process in view.processes for step in examined)
+    lost = _lost_steps(view)
     found: dict[Key, _Gradient] = {}
-    steps = examined_steps(view, int(options["max_steps"]))
-    for process in view.processes:
-        for step in steps:
-            for row in view.rows(process, step):
-                reduction = reductions.get(row.root) if row.kind == "weight_grad" and not row.bad else None
-                fmt = known_format((reduction.dtype or row.dtype) if reduction is not None else "")
-                if reduction is None or fmt is None or fmt.bits != 16 or not row.histogram.total:
-                    continue
-                gradient = found.setdefault(row.key, _Gradient(fmt))
-                gradient.last = (process, step)
-                _add_losses(gradient, row, reduction)
-    for process, step in _lost_steps(view):
+    for process, step in (*healthy, *lost):
         rows = view.rows(process, step)
         broken = {r.owner for r in rows if r.kind == "weight_grad_step" and r.bad}
         for row in rows:
-            reduction = reductions.get(row.root) if row.kind == "weight_grad" and row.owner in broken else None
+            reduction = reductions.get(row.root) if row.kind == "weight_grad" and not row.bad else None
             fmt = known_format((reduction.dtype or row.dtype) if reduction is not None else "")
-            if reduction is None or fmt is None or fmt.bits != 16 or row.bad or row.amax is None:
+            if reduction is None or fmt is None or fmt.bits != 16 or not row.histogram.total:
                 continue
-            if row.amax >= fmt.overflow_limit:
+            overflows = row.owner in broken and (row.amax or 0.0) >= fmt.overflow_limit
+            if overflows or (process, step) not in lost:
                 gradient = found.setdefault(row.key, _Gradient(fmt))
                 gradient.last = (process, step)
                 _add_losses(gradient, row, reduction)

@@ -12,8 +12,13 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.relations import when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.families.configuration.unequal_replicas_causes import Cause, cause_of
-from precdoctor.diagnosis.families.configuration.unequal_replicas_copies import Copies, Difference, steps_apart
+from precdoctor.diagnosis.families.configuration.unequal_replicas_causes import (
+    Cause,
+    Copies,
+    Difference,
+    cause_of,
+    steps_apart,
+)
 from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.view import Process, RunView
 

@@ -5,7 +5,7 @@ Words of the family:
 - *amax*: the largest magnitude of a tensor.
 - *headroom*: distance between amax and the largest finite number of the format, in binades (factors of two).
 - *history*: the amax of one tensor by step, over the healthy recorded steps (``analyses.histories``).
-- *trend*: a straight line through log2 of a history, and when it reaches a limit (``survey.trends``).
+- *trend*: a straight line through log2 of a history, and when it reaches a limit (``analyses.trends``).
 - *chain*: like layers, or the calls of one module, in order (``analyses.depth``).
 - *logits*: the operand of a softmax; *one-hot*: a softmax that gives nearly all weight to one element.
 - *jump*: a norm or loss that leaves the range of the steps before; it may stay up or come down again.

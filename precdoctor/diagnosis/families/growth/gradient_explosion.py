@@ -21,6 +21,7 @@ from precdoctor.diagnosis.divergence.onset import clip_level
 from precdoctor.diagnosis.divergence.report import root_of_rise
 from precdoctor.diagnosis.families.growth.gradient_explosion_detection import WINDOW, Explosion, find_explosion
 from precdoctor.diagnosis.survey.rows import TensorRow, location, tensor_evidence
+from precdoctor.diagnosis.survey.step_facts import norms_of
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
@@ -248,7 +249,7 @@ def _lower_rate_or_clip(explosion: Explosion) -> Prescription:
             predicted={"grad_norm": {"from": explosion.peak, "to": explosion.baseline}},
             snippet=snippets.group_option("lr", repr(usual)),
         )
-    norms = [s.grad_norm for s in explosion.steps[: explosion.left] if s.grad_norm is not None]
+    norms = norms_of(explosion.steps[: explosion.left])
     clip = clip_level(norms)
     touched = sum(n > clip for n in norms) / max(1, len(norms))
     healthy = (
@@ -269,7 +270,10 @@ def _bound(explosion: Explosion, module: str) -> Prescription:
         f"{explosion.baseline:.2g}, as in the first steps",
         change={"parametrization": {"from": None, "to": "spectral_norm"}},
         predicted={"largest_norm": {"from": explosion.peak, "to": explosion.baseline}},
-        snippet=snippets.spectral_norm(module),
+        snippet=(
+            "from torch.nn.utils.parametrizations import spectral_norm\n\n"
+            f"spectral_norm({f'model.get_submodule({module!r})' if module else 'layer'})  # and the other layers\n"
+        ),
     )
 
 
@@ -305,5 +309,4 @@ RULE = Rule(
     sampled_steps=False,
     explains={**when(anywhere, "PD406", "PD605", "PD606"), **when(not_thrown_off_before, "PD504")},
     check=check,
-    step_columns=("grad_norm", "loss", "skipped"),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from statistics import median
 from precdoctor.diagnosis.analyses.histories import after_an_ordinary_update
 from precdoctor.diagnosis.claims.rule import Options
 from precdoctor.diagnosis.divergence.onset import course_left
-from precdoctor.diagnosis.survey.step_facts import StepFacts
+from precdoctor.diagnosis.survey.step_facts import StepFacts, losses_of
 from precdoctor.diagnosis.survey.view import Process
 
 #: Steps before a jump that make its baseline, and steps after it that show whether it stays. Chosen empirically.
@@ -74,7 +74,7 @@ class Explosion:
     def passed(self) -> bool:
         """Whether the run recovered by itself: at its end most of the rise of norm and loss is gone."""
         tail = self.steps[self.at :][-max(AFTER, (len(self.steps) - self.at) // 4) :]
-        losses = [s.loss for s in tail if s.loss is not None]
+        losses = losses_of(tail)
         if self.diverged or self.fatal or self.loss is None or not losses or len(self.steps) - self.at < 4 * AFTER:
             return False
         norm, loss = median(s.grad_norm or 0.0 for s in tail), median(losses)
@@ -169,8 +169,8 @@ def _unbounded(
 
 def _losses(steps: Sequence[StepFacts], i: int) -> tuple[float, float] | None:
     """Median loss before a jump and maximum after it; None if unknown."""
-    before = [s.loss for s in steps[max(0, i - WINDOW) : i] if s.loss is not None]
-    after = [s.loss for s in steps[i : i + 2 * AFTER] if s.loss is not None]
+    before = losses_of(steps[max(0, i - WINDOW) : i])
+    after = losses_of(steps[i : i + 2 * AFTER])
     return (median(before), max(after)) if before and after else None
 
 
@@ -179,7 +179,7 @@ def _undone_share(steps: Sequence[StepFacts], i: int, losses: tuple[float, float
 
     Without progress: infinite if the loss doubled, else 0.
     """
-    start = [s.loss for s in steps[: min(8, i)] if s.loss is not None]
+    start = losses_of(steps[: min(8, i)])
     progress = max(0.0, median(start) - losses[0]) if start else 0.0
     lost = losses[1] - losses[0]
     if progress <= _PROGRESS * abs(losses[0]):

@@ -12,7 +12,6 @@ from precdoctor.diagnosis.analyses.depth import (
     Chain,
     Link,
     call_chains,
-    chain_evidence,
     chains,
     rising_share,
     slope,
@@ -25,7 +24,7 @@ from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.rows import known_format, location
+from precdoctor.diagnosis.survey.rows import known_format, location, tensor_evidence
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
@@ -200,18 +199,12 @@ def _link_name(chain: Chain, link: Link) -> str:
 def _gain(chain: Chain) -> float:
     """Return the growth factor per link; a last link that stands for many calls is left out."""
     whole = not chain.of_calls or chain.links[-1].index < LAST_CALL
-    return float(2.0 ** slope(_sizes(chain) if whole else _sizes(chain)[:-1]))
-
-
-def _sizes(chain: Chain) -> list[float]:
-    """RMS of the outputs along the chain."""
-    return [k.rms for k in chain.alive]
+    return float(2.0 ** slope(chain.sizes if whole else chain.sizes[:-1]))
 
 
 def _growth(chain: Chain) -> float:
     """Binades between the first layer's output and the last's."""
-    sizes = _sizes(chain)
-    return math.log2(sizes[-1] / sizes[0])
+    return math.log2(chain.sizes[-1] / chain.sizes[0])
 
 
 def _headroom(chain: Chain) -> float:
@@ -223,7 +216,7 @@ def _headroom(chain: Chain) -> float:
 
 def _grows(chain: Chain, options: Options) -> bool:
     """Return whether the outputs rise steadily along the chain, and by more than the limit."""
-    if rising_share(_sizes(chain)) < options["consistent_share"]:
+    if rising_share(chain.sizes) < options["consistent_share"]:
         return False
     return _growth(chain) >= _least_growth(_headroom(chain), options)
 
@@ -233,13 +226,13 @@ def _repeats_factor(view: RunView, chain: Chain, known: Sequence[Chain], options
     if chain.of_calls or len(chain.alive) < options["min_repeated_layers"]:
         return False
     gradients = [c for c in chains(view, "grad_output", 2) if (c.root, c.pattern) == (chain.root, chain.pattern)]
-    ways = [_sizes(chain), *(_sizes(c)[::-1] for c in gradients)]
+    ways = [chain.sizes, *(c.sizes[::-1] for c in gradients)]
     if len(ways) < 2 or any(rising_share(sizes) < options["consistent_share"] for sizes in ways):
         return False
     limit = options["repeated_growth"]
     if any(min(_repeated_growth(sizes), math.log2(sizes[-1] / sizes[0])) < limit for sizes in ways):
         return False
-    return all(_repeated_growth(_sizes(c)) >= limit / 2.0 for c in _inside(chain, known))
+    return all(_repeated_growth(c.sizes) >= limit / 2.0 for c in _inside(chain, known))
 
 
 def _repeated_growth(sizes: Sequence[float]) -> float:
@@ -300,8 +293,8 @@ def _finding(view: RunView, chain: Chain, branch_scale: float | None, options: O
             "headroom_binades": room,
             "layers": chain.as_evidence()[:64],
             "steps_examined": chain.steps,
-            "confidence_reason": f"it grows in {rising_share(_sizes(chain)):.0%} of the steps along them",
-            **chain_evidence(row, mine),
+            "confidence_reason": f"it grows in {rising_share(chain.sizes):.0%} of the steps along them",
+            **tensor_evidence(row, mine),
         },
         prescription=_prescribe(chain, first, last, gain, grown)
         if branch_scale is None

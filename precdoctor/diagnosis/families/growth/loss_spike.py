@@ -18,7 +18,7 @@ from precdoctor.diagnosis.divergence.onset import course_left
 from precdoctor.diagnosis.divergence.report import root_of_rise
 from precdoctor.diagnosis.survey.frames import firsts, groups, keys, rows_of
 from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, FORWARD_KINDS, Key, TensorRow, location, tensor_evidence
-from precdoctor.diagnosis.survey.step_facts import StepFacts
+from precdoctor.diagnosis.survey.step_facts import StepFacts, norms_of
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 
 PAGE = RulePage(
@@ -95,6 +95,11 @@ class _Spike:
     def first(self) -> StepFacts:
         return self.steps[self.at]
 
+    @property
+    def deviations(self) -> float:
+        """Height of the jump in standard deviations."""
+        return (self.peak - self.level) / self.deviation
+
 
 @dataclass(frozen=True)
 class _MovedTensor:
@@ -116,7 +121,7 @@ def check(view: RunView, options: Options) -> Checked:
     spikes = [s for (process, _), steps in series.items() if (s := _spike(process, steps, options)) is not None]
     if not spikes:
         return Checked((), f"{plural(count, 'loss')}, none out of range")
-    worst = max(spikes, key=lambda s: (s.stays, (s.peak - s.level) / max(s.deviation, 1e-12)))
+    worst = max(spikes, key=lambda s: (s.stays, s.deviations))
     reason = f"{plural(len(spikes), 'spike')} in {plural(count, 'loss')}"
     return Checked([_finding(view, worst, options)], reason)
 
@@ -210,8 +215,8 @@ def _batch_growth(view: RunView, spike: _Spike) -> float:
 
 def _norm_rises(spike: _Spike, options: Options) -> bool:
     """Return whether the gradient norm left its range with the loss, after an update of unusual size or rate."""
-    before = [s.grad_norm for s in spike.steps[max(0, spike.at - _WINDOW) : spike.at] if s.grad_norm is not None]
-    after = [s.grad_norm for s in spike.steps[spike.at : spike.at + _AFTER] if s.grad_norm is not None]
+    before = norms_of(spike.steps[max(0, spike.at - _WINDOW) : spike.at])
+    after = norms_of(spike.steps[spike.at : spike.at + _AFTER])
     if after_an_ordinary_update(spike.steps, spike.at):
         return False
     return bool(before and after) and max(after) > options["norm_factor"] * median(before)
@@ -225,10 +230,9 @@ def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
     unusual = not _is_resized(resized) and (moved is not None or _norm_rises(spike, options))
     heavy = spike.stays and (unusual or rate is not None)
     first = spike.first
-    above = _deviations(spike)
     evidence: dict[str, Any] = {
         "loss": {"before": spike.level, "peak": spike.peak},
-        "deviations": above if math.isfinite(above) else None,
+        "deviations": spike.deviations,
         "limit": options["deviations"],
         "last_finite_step": _last_sound_step(spike, rate) if spike.stays else None,
         "last_bad_step": first.step,
@@ -306,16 +310,11 @@ def _is_resized(resized: float) -> bool:
     return not 1.0 / _RESIZED < resized < _RESIZED
 
 
-def _deviations(spike: _Spike) -> float:
-    """Height of the jump in standard deviations; infinite if there is no deviation."""
-    return (spike.peak - spike.level) / spike.deviation if spike.deviation > 0.0 else math.inf
-
-
 def _message(spike: _Spike, moved: _MovedTensor | None, known: int, resized: float, options: Options) -> str:
     first = spike.first
     message = (
         f"The loss rose from {spike.level:.4g} (median of up to {_WINDOW} steps before) to {spike.peak:.4g} at step "
-        f"{first.step}, {_deviations(spike):.3g} standard deviations above (limit {options['deviations']:g}), "
+        f"{first.step}, {spike.deviations:.3g} standard deviations above (limit {options['deviations']:g}), "
         + ("and stayed up. " if spike.stays else "and came down again. ")
     )
     if _is_resized(resized):
@@ -379,5 +378,4 @@ RULE = Rule(
     ),
     sampled_steps=False,
     check=check,
-    step_columns=("loss",),
 )  # fmt: skip

@@ -60,10 +60,11 @@ def check(view: RunView, options: Options) -> Checked:
     histories = forward_histories(view)
     if not histories:
         return Checked.not_applicable("no activation was recorded on a healthy step")
-    near = {k: h for k, h in histories.items() if _is_near(h, options)}
+    close = {k: h for k, h in histories.items() if _stays_close(h, options)}
+    constant = {k: h for k, h in close.items() if _is_constant(h, options)}
+    near = {k: h for k, h in close.items() if not h.at_max and k not in constant}
     seen = plural(len(histories), "activation")
-    constant = {k: h for k, h in histories.items() if _is_constant(h, options)} if not near else {}
-    clamps = [c for key, history in constant.items() if (c := _clamp(view, key, history)) is not None]
+    clamps = [c for k, h in constant.items() if not near and (c := _clamp(view, k, h)) is not None]
     clamp = max(clamps, key=lambda c: c.share, default=None)
     if clamp is not None and clamp.share >= options["clamped_share"]:
         words = f"{clamp.row.label} is clamped: {percent(clamp.share)} of it is larger"
@@ -87,15 +88,10 @@ def _close_points(history: History, options: Options) -> list[tuple[int, float]]
     return [(s, a) for s, a in history.points() if history.fmt.headroom(a) <= options["headroom"]]
 
 
-def _is_near(history: History, options: Options) -> bool:
-    """Return whether a tensor stays close to its limit, and neither a mask nor a clamp makes it so large."""
-    return _stays_close(history, options) and not history.at_max and not _is_constant(history, options)
-
-
 def _is_constant(history: History, options: Options) -> bool:
-    """Whether the amax is close to the limit and constant: the code, not the data, makes it so large."""
+    """Return whether an amax close to the limit is constant: the code, not the data, makes it so large."""
     sizes = [a for _, a in _close_points(history, options)]
-    return _stays_close(history, options) and max(sizes) - min(sizes) < options["mask_spread"] * max(sizes)
+    return max(sizes) - min(sizes) < options["mask_spread"] * max(sizes)
 
 
 def _stays_close(history: History, options: Options) -> bool:

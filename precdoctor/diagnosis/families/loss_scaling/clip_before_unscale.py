@@ -173,5 +173,4 @@ RULE = Rule(
     ),
     sampled_steps=False,
     check=check,
-    step_columns=("clip_norm", "clipped_before_unscale", "loss_scale"),
 )  # fmt: skip

@@ -316,5 +316,4 @@ RULE = Rule(
     explains=when(anywhere, "PD303", "PD503", "PD506"),
     check=check,
     newer_half=True,
-    step_columns=("loss_scale",),
 )  # fmt: skip

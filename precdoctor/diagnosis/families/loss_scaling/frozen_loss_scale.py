@@ -183,5 +183,4 @@ RULE = Rule(
     sampled_steps=False,
     explains=when(anywhere, "PD301", "PD302", "PD303"),
     check=check,
-    step_columns=("loss_scale", "growth_tracker", "skipped"),
 )  # fmt: skip

@@ -318,5 +318,4 @@ RULE = Rule(
         **when(flushed_at_its_level, "PD201", "PD202"),
     },
     check=check,
-    step_columns=("loss_scale", "skipped"),
 )  # fmt: skip

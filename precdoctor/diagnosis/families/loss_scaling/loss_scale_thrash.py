@@ -166,5 +166,4 @@ RULE = Rule(
     ),
     sampled_steps=False,
     check=check,
-    step_columns=("loss_scale", "skipped", "growth_tracker"),
 )  # fmt: skip

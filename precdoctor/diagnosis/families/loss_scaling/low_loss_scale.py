@@ -204,5 +204,4 @@ RULE = Rule(
         *SUBNORMAL_OPTIONS[2:],
     ),
     check=check,
-    step_columns=("loss_scale", "growth_tracker"),
 )  # fmt: skip

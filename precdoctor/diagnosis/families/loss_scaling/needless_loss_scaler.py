@@ -119,5 +119,4 @@ RULE = Rule(
     options=(RuleOption("min_steps", 3.0, "steps", "Minimum number of scaled steps.", minimum=1.0),),
     sampled_steps=False,
     check=check,
-    step_columns=("loss_scale", "growth_tracker", "autocast_dtype"),
 )

@@ -129,5 +129,4 @@ RULE = Rule(
     options=SUBNORMAL_OPTIONS,
     check=check,
     newer_half=True,
-    step_columns=("loss_scale",),
 )  # fmt: skip

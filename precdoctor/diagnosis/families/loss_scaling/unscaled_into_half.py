@@ -195,5 +195,4 @@ RULE = Rule(
     explains=when(anywhere, "PD510"),
     check=check,
     newer_half=True,
-    step_columns=("loss_scale", "clip_norm"),
 )  # fmt: skip

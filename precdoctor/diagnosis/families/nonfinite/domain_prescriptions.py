@@ -48,7 +48,7 @@ def stop_and_inspect(_view: RunView, incident: Incident, culprit: Culprit) -> Pr
         return stop_at(incident, module, root, culprit.bad_elements)
     return Prescription(
         title=f"stop{culprit.at_line} on the first bad value and inspect the operands",
-        change={"line": f"{source.file}:{source.line}"},
+        change={"line": source.place},
         predicted=_stops(incident, culprit.bad_elements),
         snippet=snippets.stop_behind_line(),
     )

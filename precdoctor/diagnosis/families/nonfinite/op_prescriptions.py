@@ -326,7 +326,7 @@ def library_words(view: RunView, incident: Incident, culprit: Culprit) -> str:
 def change_the_call(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     """Change the arguments of the user's call, or the data, because the op's line is in a library."""
     line, made = user_line(view, incident, culprit), culprit.forward_op or culprit.op
-    change = {"call": None if line is None else f"{line.file}:{line.line}", "module": culprit.op.module}
+    change = {"call": None if line is None else line.place, "module": culprit.op.module}
     if any(words in culprit.cause.why for words in NOTHING_COUNTED):
         return Prescription(
             title="leave out batches in which nothing is counted: labels that are all ignored, a mask without a 1"

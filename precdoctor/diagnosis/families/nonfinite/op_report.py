@@ -130,7 +130,7 @@ def _made_at_words(lines: Sequence[Source]) -> str:
     """A sentence on the lines that may have made a tensor; empty without any."""
     if not lines:
         return ""
-    listed = ", ".join(f"`{s.code}` at {s.file}:{s.line}" if s.code else f"{s.file}:{s.line}" for s in lines)
+    listed = ", ".join(f"`{s.code}` at {s.place}" if s.code else f"{s.place}" for s in lines)
     which = "one" if len(lines) == 1 else f"{len(lines)}, the closest first,"
     return f" Of the lines that lead to it, {which} can make NaN or infinity of finite numbers: {listed}."
 

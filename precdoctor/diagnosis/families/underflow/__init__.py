@@ -11,7 +11,7 @@ Words of the family:
 - *vanishing*: said of a gradient that shrinks by a factor per layer, call or step, in any format.
 - *swamped*: said of a term below half an ulp of the sum that it is added to.
 
-PD201 and PD202 estimate flushed gradients in the format of their computation (``survey.gradient_underflow``). PD203
+PD201 and PD202 estimate flushed gradients in the format of their computation (``analyses.gradient_underflow``). PD203
 finds dead layers and why they are dead, PD204 gradients that vanish along layers, calls or steps. PD205 is about sums
 of micro-steps, PD206 about intermediate results that underflow, PD207 about an epsilon above the numbers it guards,
 PD208 about functions at their bound. A sufficient loss scale prevents flushed gradients; PD3xx checks the scale.

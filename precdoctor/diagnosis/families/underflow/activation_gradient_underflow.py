@@ -23,7 +23,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.rows import Key, TensorRow, known_format, location, path_evidence, range_evidence, text
+from precdoctor.diagnosis.survey.rows import Key, TensorRow, gradient_evidence, known_format, location, text
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import Format
 
@@ -121,7 +121,6 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
     confidence, why = flush_confidence(row, len(found.steps))
     if tensor.dead:
         confidence, why = 0.7, "the tensor is zero throughout; the gradient before it was dying"
-    backward = [r for r in rows if r.kind in ("loss", "grad_output") and r.order is not None]
     return RULE.finding(
         severity=Severity.ERROR if tensor.share >= options["error_share"] else Severity.WARNING,
         confidence=confidence,
@@ -145,8 +144,7 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
                 {"root": k[0], "module": k[1], "flushed_share": t.share, "lost_magnitude_share": t.lost_share}
                 for k, t in sorted(guilty.items(), key=lambda item: -item[1].share)[:16]
             ],
-            "range": range_evidence(row),
-            "path": path_evidence([r for r in backward if r.position <= row.position]),
+            **gradient_evidence(rows, row),
             "confidence_reason": why,
         },
         prescription=prescribe_scale(view, tensor.fmt, current, chosen),

@@ -1,8 +1,8 @@
 """PD203: layers whose weights get a gradient of exactly zero, or none.
 
-One finding from four detectors: layers with a gradient of zero to the end of the run (here; :mod:`.dead_layer_stop`,
-:mod:`.dead_layer_origin`), layers whose gradient FP16 flushed (:mod:`.dead_layer_flushed`), that died during the run
-(:mod:`.dead_layer_dying`), or whose output saturates the function after it (:mod:`.dead_layer_saturated`).
+One finding from four detectors: layers with a gradient of zero to the end of the run (here; :mod:`.dead_layer_stop`),
+layers whose gradient FP16 flushed (:mod:`.dead_layer_flushed`), that died during the run (:mod:`.dead_layer_dying`), or
+whose output saturates the function after it (:mod:`.dead_layer_saturated`).
 """
 
 from __future__ import annotations
@@ -22,24 +22,23 @@ from precdoctor.diagnosis.families.underflow.dead_layer_flushed import (
     flushed_finding,
     loss_is_zero,
 )
-from precdoctor.diagnosis.families.underflow.dead_layer_origin import (
-    ZeroOrigin,
-    find_zero_origin,
-    is_negative,
-    negative_words,
-    revive,
-    whole_model,
-)
 from precdoctor.diagnosis.families.underflow.dead_layer_saturated import find_saturated_layers, saturated_finding
 from precdoctor.diagnosis.families.underflow.dead_layer_stop import (
     GradientCut,
+    ZeroOrigin,
     find_cut,
+    find_zero_origin,
     flatness_words,
     gradient_stop,
+    is_negative,
     layer_of,
+    negative_words,
     print_gradients,
     print_loss,
+    revive,
+    training_forward,
     trains_otherwise,
+    whole_model,
 )
 from precdoctor.diagnosis.families.underflow.dead_layer_unreached import find_unreached, freeze, unreached_finding
 from precdoctor.diagnosis.survey.frames import PARAMETER, at, firsts, groups, lasts, parameters
@@ -158,7 +157,7 @@ def check(view: RunView, options: Options) -> Checked:
         findings.append(saturated_finding(RULE, view, saturated, options["saturated_share"]))
     whole = view.missing is None and not view.partial_modules
     if whole and (unreached := find_unreached(view, gradients, steps, least)):
-        findings.append(unreached_finding(RULE, unreached, most, least))
+        findings.append(unreached_finding(RULE, view, unreached, most, least))
     words = f"{len(dead):,} of {seen} zero to the end" if dead else f"{seen}: each is non-zero on some step"
     words += "; before a saturated function: " + ", ".join(f"`{m or r}`" for r, m, _ in saturated) if saturated else ""
     words += f"; {len(death.layers)} died during the run" if death is not None else ""
@@ -234,12 +233,12 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
         message += _SHORT_WORDS if short else _REVERSE_WORDS if recurrent else _PART_WORDS
     whole = whole_model(row.root, dead, every) if stop.unused and not is_part else ""
     message += negative_words(rows, row.root) if whole else ""
-    message += _NOTHING_WORDS if stop.nothing else ""
+    message += " No weight of the run got a gradient on any of these steps." if stop.nothing else ""
     who = f"`{dotted(row.module, row.name) if is_part else whole or culprit.module or culprit.root}`"
-    own = [r for r in rows if r.kind == "output" and (r.root, r.module) == (row.root, row.module)]
+    own = [r for r in rows if r.kind == "output" and r.layer == row.layer]
     # Trained at first, and no output that is zero is in evidence, only one that a ReLU would make zero.
     left = stop.flat and stop.culprit is row and steps < all_steps and any(map(is_negative, own))
-    message += _LEFT_WORDS if left else ""
+    message += " Or the loss has given it the weight zero since then." if left else ""
     untrained = stop.unused or is_part
     title = f"{who} is {'not trained' if untrained else 'dead'}" if culprit is row else f"{who} lets no gradient pass"
     title = stop.origin.headline if stop.origin is not None else title
@@ -314,7 +313,7 @@ def _find_stop(
 def _nothing_trains(dead: _Gradients, every: _Gradients, rows: Sequence[TensorRow]) -> bool:
     """Whether no weight matrix got a gradient on any step, and no other weight did at the end."""
     always = len(dead) == len(every) and all(g.dead_steps == g.steps for g in dead.values())
-    return always and all(r.zero == r.numel for r in rows if r.kind == "weight_grad")
+    return always and all(r.is_zero for r in rows if r.kind == "weight_grad")
 
 
 def _prescription(stop: _Stop, dead: _Gradients, rows: Sequence[TensorRow], whole: str) -> Prescription:
@@ -335,8 +334,6 @@ def _prescription(stop: _Stop, dead: _Gradients, rows: Sequence[TensorRow], whol
     return print_gradients(row.root, "" if stop.unused else layer_of(row)[0], len(dead), row.step)
 
 
-_NOTHING_WORDS = " No weight of the run got a gradient on any of these steps."
-_LEFT_WORDS = " Or the loss has given it the weight zero since then."
 _PART_WORDS = " The layer's other parameters are trained."
 _SHORT_WORDS = " Its hidden state is zero throughout, as in sequences of one step."
 _REVERSE_WORDS = (
@@ -353,19 +350,19 @@ def _to_revive(
     if modules or blocker is None:
         return modules or [layer_of(row)[0]]
     places = {(root, name) for root, name, _ in dead}
-    outputs = [r for r in rows if r.kind == "output" and (r.root, r.module) in places]
+    outputs = [r for r in rows if r.kind == "output" and r.layer in places]
     before = [r for r in outputs if r.position < blocker.position]
     return [max(before, key=lambda r: r.position).module if before else layer_of(row)[0]]
 
 
 def _blocker(rows: Sequence[TensorRow], dead: _Gradients) -> TensorRow | None:
     """The first output that is zero throughout, at or after the first dead layer in execution order; else None."""
-    outputs = [r for r in rows if r.kind == "output" and r.order is not None and r.phase == "train"]
+    outputs = [r for r in training_forward(rows) if r.kind == "output"]
     places = {(root, module) for root, module, _ in dead}
-    start = min((r.order or 0 for r in outputs if (r.root, r.module) in places), default=None)
+    start = min((r.order or 0 for r in outputs if r.layer in places), default=None)
     if start is None:
         return None
-    return next((r for r in outputs if (r.order or 0) >= start and r.zero == r.numel), None)
+    return next((r for r in outputs if (r.order or 0) >= start and r.is_zero), None)
 
 
 RULE = Rule(
@@ -385,5 +382,4 @@ RULE = Rule(
                  "Chosen empirically: nearly all; half of a healthy ReLU's output is zero.", 0.5),
     ),
     check=check,
-    step_columns=("lr", "skipped"),
 )  # fmt: skip

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 import numpy as np
 
+from precdoctor.diagnosis.analyses.histories import quarter_means
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.snippets import group_option
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.frames import Ints, firsts, groups, keys, rows_of
+from precdoctor.diagnosis.families.underflow.dead_layer_stop import training_forward
+from precdoctor.diagnosis.survey.frames import Ints, firsts, groups, keys, rows_of, worst_rows
 from precdoctor.diagnosis.survey.measures import Floats, column
 from precdoctor.diagnosis.survey.rows import Key, TensorRow, gradient_evidence, location
+from precdoctor.diagnosis.survey.step_facts import losses_of
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 
 #: Minimum share of the run that lies after the death, and of the recorded steps since on which the layer is dead.
@@ -142,10 +144,9 @@ def _zeros(view: RunView, steps: Sequence[int], kinds: Sequence[str]) -> dict[Ke
     rows = view.measured(("dimensions", "zero_share"), kinds, columns=("phase",), steps=steps)
     training = (rows["phase"] == "train") | (rows["phase"] == "") | rows["phase"].isna()
     rows = rows[(rows["dimensions"] >= 2) & (rows["numel"] > 0) & training]
-    order = np.lexsort((rows["zero_share"], rows["step"]))
-    one = order[firsts(groups(rows.iloc[order], (*IDENTITY, "step")))]  # by step, the least over ranks
+    one = worst_rows(groups(rows, (*IDENTITY, "step")), -rows["zero_share"])  # by step, the least over ranks
     ids, step, shares = groups(rows, IDENTITY), rows["step"].to_numpy(), column(rows, "zero_share")
-    histories = (_ZeroHistory(step[one[own]], shares[one[own]]) for own in rows_of(ids[one]))
+    histories = (_ZeroHistory(step[one[own]], shares[one[own]]) for own in rows_of(ids[one], step[one]))
     return dict(zip(keys(rows.iloc[firsts(ids)]), histories, strict=True))
 
 
@@ -160,11 +161,10 @@ def _activations_behind(
     """
     found: dict[tuple[str, str], TensorRow] = {}
     layer: tuple[str, str] | None = None
-    forward = [r for r in rows if r.kind in ("input", "output") and r.phase == "train" and r.order is not None]
-    weighted = {(r.root, r.module) for r in rows if r.kind == "weight" and len(r.shape) > 1}
-    for r in forward:
-        if r.kind == "output" and (r.root, r.module) in weighted:
-            layer = (r.root, r.module) if (r.root, r.module) in dead else None
+    weighted = {r.layer for r in rows if r.kind == "weight" and len(r.shape) > 1}
+    for r in training_forward(rows):
+        if r.kind == "output" and r.layer in weighted:
+            layer = r.layer if r.layer in dead else None
         elif layer is not None and r.key in dead_activations:
             found.setdefault(layer, r)
     return dict(reversed(found.items()))
@@ -182,10 +182,8 @@ def _loss_gives_gradient(view: RunView, rows: Sequence[TensorRow], since: int, s
 
 def _losses_since(view: RunView, process: Process, step: int) -> tuple[float, float] | None:
     """Mean loss of the oldest and of the newest quarter of the steps from ``step`` on; None with too few losses."""
-    finite_steps = (s for s in view.timeline[process] if s.step >= step and not s.loss_is_bad)
-    losses = [s.loss for s in finite_steps if s.loss is not None]
-    quarter = len(losses) // 4
-    return (fmean(losses[:quarter]), fmean(losses[-quarter:])) if len(losses) >= _LOSSES else None
+    losses = losses_of(s for s in view.timeline[process] if s.step >= step and not s.loss_is_bad)
+    return quarter_means(losses) if len(losses) >= _LOSSES else None
 
 
 def dying_finding(rule: Rule, view: RunView, death: Death, limit: float) -> Finding:

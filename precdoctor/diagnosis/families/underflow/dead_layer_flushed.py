@@ -63,7 +63,7 @@ def find_flushed_zeros(view: RunView, first: TensorRow) -> FlushedZeros | None:
     narrow = any(r.dtype == FP16.dtype for r in gradients)
     if (not narrow and (facts is None or facts.autocast_dtype != FP16.dtype)) or loss_is_zero(rows):
         return None
-    alive = [r for r in gradients if r.zero < r.numel]
+    alive = [r for r in gradients if not r.is_zero]
     last = max((r for r in alive if r.position < first.position), key=lambda r: r.position, default=None)
     if last is not None:
         limit = FP16.min_normal if last.dtype == FP16.dtype else FP16.flush_limit
@@ -76,7 +76,7 @@ def find_flushed_zeros(view: RunView, first: TensorRow) -> FlushedZeros | None:
 def loss_is_zero(rows: Sequence[TensorRow]) -> bool:
     """Whether the loss of a step is exactly zero: then its gradients may be as well, and no format flushed them."""
     losses = [r for r in rows if r.kind == "loss"]
-    return bool(losses) and all(r.zero == r.numel for r in losses)
+    return bool(losses) and all(r.is_zero for r in losses)
 
 
 def _element_gradient(gradients: Sequence[TensorRow], rows: Sequence[TensorRow], scale: float) -> float | None:

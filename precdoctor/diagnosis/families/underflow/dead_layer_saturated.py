@@ -15,6 +15,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.families.underflow.dead_layer_stop import training_forward
 from precdoctor.diagnosis.survey.rows import Key, TensorRow, gradient_evidence, known_format, location, range_evidence
 from precdoctor.diagnosis.survey.view import Process, RunView
 
@@ -82,14 +83,11 @@ def _examine(
     at: tuple[Process, int],
 ) -> None:
     """Add one step of one process (``at``) to the suspects in ``found``."""
-    forward = sorted(
-        (r for r in rows if r.kind in ("input", "output") and r.order is not None and r.phase == "train"),
-        key=lambda r: r.order or 0,
-    )
+    forward = training_forward(rows)
     gradients = {r.key: r for r in rows if r.kind == "grad_output"}
     for i, output in enumerate(forward[:-1]):
         gradient = gradients.get((output.root, output.module, "grad_output", output.name, output.call))
-        if output.kind != "output" or gradient is None or (output.root, output.module) not in suspects:
+        if output.kind != "output" or gradient is None or output.layer not in suspects:
             continue
         place = (output.root, output.module, output.call)
         layer = found.setdefault(place, SaturatedLayer())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from precdoctor.diagnosis.analyses.parameters import recorded_parameters
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
@@ -16,17 +16,10 @@ from precdoctor.diagnosis.survey.rows import Parameter, dotted, integer
 from precdoctor.diagnosis.survey.view import RunView
 
 
-class Unreached(NamedTuple):
-    """The class of a weight's module, and whether the module runs under ``no_grad`` only."""
-
-    module_class: str
-    blocked: bool
-
-
 def find_unreached(
     view: RunView, gradients: Collection[Parameter], steps: Sequence[int], least: float
-) -> dict[Parameter, Unreached]:
-    """The trainable weight matrices that never got a gradient.
+) -> dict[Parameter, bool]:
+    """The trainable weight matrices that never got a gradient, and whether their module runs under ``no_grad`` only.
 
     Their module ran on at least ``least`` of the steps, in training mode if an optimizer holds them that trains others.
     Without one it ran in a root whose other weights were trained, and not only under ``no_grad``. Left out are weights
@@ -40,7 +33,7 @@ def find_unreached(
     runs = {phase: Counter(zip(r["root"], r["module"], strict=True)) for phase, r in rows.groupby("phase")}
     with_grad, without = (runs.get(phase, Counter()) for phase in ("train", "no_grad"))
     moved = _moved_weights(view, steps)
-    found: dict[Parameter, Unreached] = {}
+    found: dict[Parameter, bool] = {}
     for process in view.processes:
         known = list(recorded_parameters(view, process))
         training = {g for place, p in known if place in gradients and (g := _optimizer_of(p)) is not None}
@@ -51,7 +44,7 @@ def find_unreached(
             held = _optimizer_of(p) in training and not p.get("evaluating")
             blocked = held and not with_grad[layer] and without[layer] >= least
             if blocked or ((held or place[0] in trained) and with_grad[layer] >= least):
-                found[place] = Unreached(view.module_classes.get(layer, ""), blocked)
+                found[place] = blocked
     return found
 
 
@@ -79,9 +72,9 @@ def _stepped_modules(view: RunView, steps: Sequence[int]) -> set[tuple[str, str]
     return set(zip(rows["root"], rows["module"], strict=True))
 
 
-def unreached_finding(rule: Rule, places: Mapping[Parameter, Unreached], steps: int, least: float) -> Finding:
+def unreached_finding(rule: Rule, view: RunView, places: Mapping[Parameter, bool], steps: int, least: float) -> Finding:
     """The finding for all weights that no gradient reached on this number of steps, at the first of them."""
-    (root, module, _), (module_class, blocked) = next(iter(places.items()))
+    (root, module, _), blocked = next(iter(places.items()))
     names = [dotted(m, n) for _, m, n in places]
     why = "detached, or not used by the loss"
     if blocked:
@@ -93,7 +86,7 @@ def unreached_finding(rule: Rule, places: Mapping[Parameter, Unreached], steps: 
         title=f"no gradient ever reaches `{module or root}`, although it runs and requires one",
         message=f"Over {plural(steps, 'recorded step')} (limit {least:g}) {named(names)} took part in "
         f"the forward pass and never got a gradient: {why}. Freeze weights that need no training.",
-        location=Location(root, module, module_class or None, "weight_grad", Phase.BACKWARD),
+        location=Location(root, module, view.module_classes.get((root, module)) or None, "weight_grad", Phase.BACKWARD),
         evidence={
             "weights": names[:16],
             "steps": steps,

@@ -65,7 +65,7 @@ def check(view: RunView, options: Options) -> Checked:
 
     def guilty(fact: Fact) -> float:
         """The share of the gradient, or of its channels, that ends at the function; 0 below the limits."""
-        if fact.data.get("again") is True or fact.data.get("without_log") is True:
+        if fact.flag("again") or fact.flag("without_log"):
             return 1.0
         lost = fact.number("lost")
         if _function(fact) == "softmax":
@@ -78,7 +78,7 @@ def check(view: RunView, options: Options) -> Checked:
     def counts(group: Group) -> bool:
         """Whether the function was at its bound on the first scan, or closes nearly all channels on the last."""
         done = group.done_steps
-        last = [f for f in group.facts if f.step == done[-1] and f.data.get("near") is not True]
+        last = [f for f in group.facts if f.step == done[-1] and not f.flag("near")]
         conclusive = [f for f in last if f.module or f.count("zero_gradients")]
         most = max((f.number("channels") for f in conclusive), default=0.0)
         return group.stands and (done[0] in group.steps or most >= options["all_channels"])
@@ -96,11 +96,11 @@ def _function(fact: Fact) -> str:
 
 def _finding(group: Group, options: Options) -> Finding:
     fact = group.worst
-    if fact.data.get("again") is True:
+    if fact.flag("again"):
         return _twice_finding(group)
-    if fact.data.get("without_log") is True:
+    if fact.flag("without_log"):
         return _without_log_finding(group)
-    near = fact.data.get("near") is True
+    near = fact.flag("near")
     function, lost, distance = _function(fact), fact.number("lost"), fact.number("distance")
     if function == "softmax":
         passed = percent(fact.number("open"))
@@ -132,7 +132,10 @@ def _finding(group: Group, options: Options) -> Finding:
             f"{percent(options['lost'])}), and all of it in {channels} of the channels (limit "
             f"{percent(options['channels'])}). The slope of {function} is {slope}."
         )
-        prescription = _straight_through(fact, function) if steps else _to_order_one(fact, function)
+        prescription = _straight_through(fact, function)
+        if not steps:
+            what = f"bring the input of {function} to order one{fact.own_line}: gradient lost {percent(lost)} -> 0 %"
+            prescription = _scaled_input(fact, 1.0 / 16, what, {"gradient_lost": {"from": lost, "to": 0.0}})
     return group.finding(
         RULE,
         title=title,
@@ -150,17 +153,6 @@ def _scaled_input(fact: Fact, scale: float, title: str, predicted: Mapping[str, 
         change={"input_scale": scale, "op": fact.op},
         predicted=predicted,
         snippet=f"y = f(x * {scale:g})  # what goes into {_function(fact)}; normalise it, or begin smaller\n",
-    )
-
-
-def _to_order_one(fact: Fact, function: str) -> Prescription:
-    """Bring the input of a bounded function to where it has a slope."""
-    lost = fact.number("lost")
-    return _scaled_input(
-        fact,
-        1.0 / 16,
-        f"bring the input of {function} to order one{fact.own_line}: gradient lost {percent(lost)} -> 0 %",
-        {"gradient_lost": {"from": lost, "to": 0.0}},
     )
 
 

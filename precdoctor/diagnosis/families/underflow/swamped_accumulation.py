@@ -149,5 +149,4 @@ RULE = Rule(
     ),
     check=check,
     newer_half=True,
-    step_columns=("micro_steps",),
 )  # fmt: skip

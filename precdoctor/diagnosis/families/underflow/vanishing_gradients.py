@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from precdoctor.diagnosis.analyses.depth import Chain, chain_evidence, chains, joined_chains, rising_share, slope
+from precdoctor.diagnosis.analyses.depth import Chain, chains, joined_chains, rising_share, slope
 from precdoctor.diagnosis.analyses.healthy_steps import is_well
 from precdoctor.diagnosis.analyses.histories import by_optimizer, watched_steps
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
@@ -21,11 +21,10 @@ from precdoctor.diagnosis.families.underflow.vanishing_gradients_recurrent impor
     find_forgetting,
     forgetting_finding,
     learnt_share,
-    link_norms,
     number_of_calls,
 )
 from precdoctor.diagnosis.survey.frames import AT, at, firsts, groups
-from precdoctor.diagnosis.survey.rows import tensor_location
+from precdoctor.diagnosis.survey.rows import tensor_evidence, tensor_location
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
@@ -116,7 +115,7 @@ def _check_layers(view: RunView, options: Options) -> Checked:
     seen = f"the gradients along {plural(len(alive), 'chain')} of layers"
     worst, fallen = _worst(view, alive), _fall_if_stuck(view, options["learnt"])
     limit = options["decay"] / (1.0 if fallen is None else 2.0)
-    if decay(worst) < limit or rising_share(link_norms(worst)) < options["consistent_share"]:
+    if decay(worst) < limit or rising_share(worst.norms) < options["consistent_share"]:
         words = f"{decay(worst):.1f} binades lost in the worst" if decay(worst) > 0.05 else "none is lost"
         return Checked((), f"{seen}: {words} (limit {limit:g})")
     return Checked([_finding(view, worst, limit, fallen, options)], f"{decay(worst):.0f} binades lost in {seen}")
@@ -141,10 +140,10 @@ def _worst(view: RunView, alive: Sequence[Chain]) -> Chain:
 def _finding(view: RunView, chain: Chain, limit: float, fallen: float | None, options: Options) -> Finding:
     alive = chain.alive
     first, last, lost = alive[0], alive[-1], decay(chain)
-    per_layer = slope(link_norms(chain))
+    per_layer = slope(chain.norms)
     step = watched_steps(view)[-1]
     own = {(chain.root, link.module) for link in alive}
-    gradients = [r for r in view.any_rows(step) if r.kind == "grad_output" and (r.root, r.module) in own]
+    gradients = [r for r in view.any_rows(step) if r.kind == "grad_output" and r.layer in own]
     row = next((r for r in gradients if r.module == first.module), None)
     message = (
         f"Along {len(alive)} layers of {chain.module_class} (`{chain.pattern}`) the gradient falls from "
@@ -169,8 +168,8 @@ def _finding(view: RunView, chain: Chain, limit: float, fallen: float | None, op
             "loss_fell_by": fallen,
             "layers": chain.as_evidence()[:64],
             "steps_examined": chain.steps,
-            "confidence_reason": f"it falls in {rising_share(link_norms(chain)):.0%} of the steps from layer to layer",
-            **chain_evidence(row, gradients),
+            "confidence_reason": f"it falls in {rising_share(chain.norms):.0%} of the steps from layer to layer",
+            **tensor_evidence(row, gradients),
         },
         prescriptions=_prescriptions(view, chain, first.norm / last.norm),
     )
@@ -215,7 +214,7 @@ def _check_calls(view: RunView, options: Options) -> Checked:
     lost = max(0.0, decay(chain))
     words = f"the gradient along {number_of_calls(chain)} calls of `{chain.pattern}`: {lost:.1f} binades lost"
     limits = options["call_decay"], options["learnt"]
-    if decay(chain) < limits[0] or rising_share(link_norms(chain)) < options["consistent_share"] or fallen >= limits[1]:
+    if decay(chain) < limits[0] or rising_share(chain.norms) < options["consistent_share"] or fallen >= limits[1]:
         return Checked((), f"{words} (limit {limits[0]:g}), the loss fell by {percent(max(0.0, fallen))}")
     return Checked([forgetting_finding(RULE, view, chain, fallen, limits)], words)
 

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import math
+from statistics import fmean
 
-from precdoctor.diagnosis.analyses.depth import LAST_CALL, Chain, call_chains, chain_evidence, rising_share, slope
-from precdoctor.diagnosis.analyses.histories import watched_steps
+from precdoctor.diagnosis.analyses.depth import LAST_CALL, Chain, call_chains, rising_share, slope
+from precdoctor.diagnosis.analyses.histories import quarter_means, watched_steps
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.rows import grouped
+from precdoctor.diagnosis.survey.rows import grouped, tensor_evidence
 from precdoctor.diagnosis.survey.view import RunView
-
-
-def link_norms(chain: Chain) -> list[float]:
-    """The non-zero L2 norms of the output gradients, from the first layer or call to the last."""
-    return [k.norm for k in chain.alive]
 
 
 def decay(chain: Chain) -> float:
     """Binades that the gradient loses from the last layer or call to the first."""
-    return math.log2(chain.alive[-1].norm / chain.alive[0].norm)
+    return math.log2(chain.norms[-1] / chain.norms[0])
 
 
 def number_of_calls(chain: Chain) -> int:
@@ -42,11 +38,10 @@ def learnt_share(view: RunView) -> float | None:
     """Share by which the mean loss over ranks fell from the oldest to the newest quarter; None below four losses."""
     every = ((s.step, s.loss) for steps in view.timeline.values() for s in steps)
     by_step = grouped((step, loss) for step, loss in every if loss is not None and math.isfinite(loss))
-    losses = [sum(ranks) / len(ranks) for _, ranks in sorted(by_step.items())]
-    quarter = len(losses) // 4
-    if not quarter:
+    means = quarter_means([fmean(ranks) for _, ranks in sorted(by_step.items())])
+    if means is None:
         return None
-    before, after = sum(losses[:quarter]) / quarter, sum(losses[-quarter:]) / quarter
+    before, after = means
     return (before - after) / abs(before) if before else 0.0
 
 
@@ -59,9 +54,9 @@ def forgetting_finding(rule: Rule, view: RunView, chain: Chain, fallen: float, l
     first, last = chain.alive[0], chain.alive[-1]
     later = " and later" if last.index == LAST_CALL else ""
     place = chain.root, first.module
-    gradients = [r for r in view.any_rows(step) if r.kind == "grad_output" and (r.root, r.module) == place]
+    gradients = [r for r in view.any_rows(step) if r.kind == "grad_output" and r.layer == place]
     row = next((r for r in gradients if r.call == first.index), None)
-    per_call = slope(link_norms(chain)[:-1] if later else link_norms(chain))
+    per_call = slope(chain.norms[:-1] if later else chain.norms)
     return rule.finding(
         confidence=0.75,
         title=f"gradients vanish along {calls} calls of `{first.module}`: {first.norm / last.norm:.2g} reaches "
@@ -81,9 +76,9 @@ def forgetting_finding(rule: Rule, view: RunView, chain: Chain, fallen: float, l
             "loss_fell_by": fallen,
             "links": [{"call": k.index, "norm": k.norm} for k in chain.links],
             "steps_examined": chain.steps,
-            "confidence_reason": f"it falls in {rising_share(link_norms(chain)):.0%} of the steps from call to call; "
+            "confidence_reason": f"it falls in {rising_share(chain.norms):.0%} of the steps from call to call; "
             "that the loss stays up for this reason is inferred",
-            **chain_evidence(row, gradients),
+            **tensor_evidence(row, gradients),
         },
         prescription=_lasting_state(chain, calls),
     )

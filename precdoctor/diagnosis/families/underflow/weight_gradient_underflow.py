@@ -121,7 +121,7 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
         f"{name} flushes up to {tensor.fmt.flush_limit:.3g}. Loss scale: {current:g}. "
         f"{plural(len(guilty), 'gradient')} of {len(found.tensors):,} above the limits."
     )
-    output_gradient = next((r for r in rows if r.kind == "grad_output" and r.key[:2] == key[:2] and r.amax), None)
+    output_gradient = next((r for r in rows if r.kind == "grad_output" and r.layer == key[:2] and r.amax), None)
     if output_gradient is not None:
         message += (
             f" The gradient of the module's output reaches {output_gradient.amax:.3g}, so the module's input is small."
@@ -184,7 +184,7 @@ class _GriddedSeries:
 
 def _gridded_gradients(view: RunView, max_steps: float) -> dict[Key, _GriddedSeries]:
     """The FP32 weight gradients on the same grid on all steps, none of them with FP16 autocast or a loss scale."""
-    steps = examined_steps(view, int(max_steps))
+    steps = examined_steps(view, max_steps)
     where = [("dtype", "in", ("float32",))]
     rows = view.measured((), ("weight_grad",), columns=_COLUMNS, steps=steps, where=where)
     rows = rows[(rows["numel"] >= _GRID_ELEMENTS) & (rows["zero"] < rows["numel"]) & (rows["phase"] != "recompute")]
@@ -230,7 +230,7 @@ def _gridded_series(rows: pd.DataFrame) -> dict[Key, _GriddedSeries]:
 
 def _finer(view: RunView, key: Key, gradient: _GriddedSeries) -> float | None:
     """The smallest element of the module's output gradient at the worst step, if it is below the grid; else None."""
-    output_gradients = (r for r in view.rows(*gradient.worst) if r.kind == "grad_output" and r.key[:2] == key[:2])
+    output_gradients = (r for r in view.rows(*gradient.worst) if r.kind == "grad_output" and r.layer == key[:2])
     return next((r.amin_nonzero for r in output_gradients if r.amin_nonzero and r.amin_nonzero < gradient.grid), None)
 
 
@@ -306,5 +306,4 @@ RULE = Rule(
     explains=when(anywhere, "PD203", "PD303", "PD305"),
     check=check,
     newer_half=True,
-    step_columns=("autocast_dtype",),
 )

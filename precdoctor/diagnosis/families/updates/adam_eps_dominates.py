@@ -12,9 +12,9 @@ from precdoctor.diagnosis.analyses.histories import watched_steps
 from precdoctor.diagnosis.analyses.optimizer_states import SCALE_FREE, decay_of, second_moments
 from precdoctor.diagnosis.analyses.parameters import (
     HALF,
-    adam_groups,
     groups_of_parameters,
     is_adam,
+    parameter_groups,
     parameter_label,
     worst_parameters,
 )
@@ -119,7 +119,7 @@ class _Eps:
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the weight whose gradient is damped most."""
-    eps_values = [e for g in adam_groups(view) if (e := number(g.get("eps")) or 0.0) > 0.0]
+    eps_values = [e for g in parameter_groups(view, is_adam) if (e := number(g.get("eps")) or 0.0) > 0.0]
     others = {kind for o in view.optimizers if not is_adam(kind := text(o.get("class")))}
     if not eps_values or others & set(SCALE_FREE):
         return Checked.not_applicable("Adam and AdamW train no weight, or an optimizer like them trains others")

@@ -159,5 +159,4 @@ RULE = Rule(
     ),
     check=check,
     sampled_steps=False,
-    step_columns=("lr", "micro_steps"),
 )  # fmt: skip

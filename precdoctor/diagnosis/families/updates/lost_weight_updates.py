@@ -321,5 +321,4 @@ RULE = Rule(
     ),
     explains={**when(anywhere, "PD502", "PD505"), **when(stalled_weights, "PD509")},
     check=check,
-    step_columns=("lr",),
 )  # fmt: skip

@@ -162,5 +162,4 @@ RULE = Rule(
         fraction("lost_now", 0.1, "Share of lost updates today from which the finding is a warning."),
     ),
     check=check,
-    step_columns=("lr",),
 )  # fmt: skip

@@ -308,5 +308,4 @@ RULE = Rule(
     ),
     explains={**when(anywhere, "PD203", "PD204"), **when(thrown_off_before, "PD603", "PD605"), "PD606": grown_since},
     check=check,
-    step_columns=("skipped", "loss"),
 )  # fmt: skip

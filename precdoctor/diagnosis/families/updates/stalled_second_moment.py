@@ -12,13 +12,7 @@ import numpy as np
 from precdoctor.diagnosis.advice.wide_weights import widened_bytes
 from precdoctor.diagnosis.analyses.histories import by_optimizer
 from precdoctor.diagnosis.analyses.optimizer_states import excess, second_moments
-from precdoctor.diagnosis.analyses.parameters import (
-    HALF,
-    beta2_of,
-    parameter_groups,
-    stepped_in_half,
-    torch_adam_groups,
-)
+from precdoctor.diagnosis.analyses.parameters import ADAM, HALF, beta2_of, parameter_groups, stepped_in_half
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import group_option
@@ -78,7 +72,7 @@ class _Narrow:
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding for the narrow format with most elements."""
-    groups = parameter_groups(view) if second_moments(view).of else torch_adam_groups(view)
+    groups = parameter_groups(view) if second_moments(view).of else parameter_groups(view, ADAM.__contains__)
     betas = [b for g in groups if (b := beta2_of(g)) is not None]
     beta2 = max(betas, default=0.0)
     # without recorded state: torch's Adam keeps its moments in the format of the weight
@@ -191,5 +185,4 @@ RULE = Rule(
     ),
     sampled_steps=False,
     check=check,
-    step_columns=("grad_norm",),
 )  # fmt: skip
