@@ -27,8 +27,6 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     seen_words,
 )
 from precdoctor.diagnosis.survey.view import RunView
-from precdoctor.numerics.arrays import Floats
-from precdoctor.numerics.cast_counts import HistogramTable
 from precdoctor.numerics.formats import E4M3FN, E5M2, Format
 
 PAGE = RulePage(
@@ -108,15 +106,6 @@ def _nonzero_casts(operand: Operand) -> Casts:
     return operand.scaled[operand.scaled.amax > 0.0]
 
 
-def _floors(casts: Casts, share: float) -> Floats:
-    """log2 of the magnitude that ``share`` of the non-zero elements lie below, in the unit of each cast."""
-    table = HistogramTable.of(casts.histograms.taken(casts.row))
-    wanted, rows = share * table.running[:, -1], np.arange(len(casts))
-    at = ((table.running >= wanted[:, None]) & (table.running > 0.0)).argmax(axis=1)
-    before = table.running[rows, at] - table.counts[rows, at]
-    return table.lo + at + (wanted - before) / table.counts[rows, at]
-
-
 def _amax_trend(operand: Operand, options: Options) -> Trend | None:
     """Return the trend of amax; None unless it grows by `min_growth` binades while the cast flushes little."""
     casts = _nonzero_casts(operand)
@@ -129,7 +118,8 @@ def _amax_trend(operand: Operand, options: Options) -> Trend | None:
 def _with_forecast(operand: Operand, amax: Trend, options: Options) -> _Growing | None:
     """Return the operand with its forecast; None if the bulk grows with amax or the forecast exceeds `horizon`."""
     casts = _nonzero_casts(operand)
-    spreads = np.exp2(np.log2(casts.peak) - _floors(casts, options["flushed_share"]))
+    floors = casts.histograms.taken(casts.row).positions(options["flushed_share"])
+    spreads = np.exp2(np.log2(casts.peak) - floors)
     spread = fit(list(zip(casts.step.tolist(), spreads.tolist(), strict=True)))
     if spread is None or not spread.rises:
         return None

@@ -14,7 +14,7 @@ from precdoctor.diagnosis.families.fp8.fp8_casts import Operand
 from precdoctor.diagnosis.families.fp8.fp8_damage import damage
 from precdoctor.diagnosis.survey.frames import Mask
 from precdoctor.numerics.arrays import Floats
-from precdoctor.numerics.cast_counts import HistogramTable, cast_counts
+from precdoctor.numerics.cast_counts import cast_counts
 from precdoctor.numerics.fp8_scaling import Amax, AmaxSeries, CurrentScaling, DelayedScaling, Recipe, scale_series
 
 #: Histories that are recognised and proposed; the last is Transformer Engine's default, its tests use 16.
@@ -112,10 +112,9 @@ def replayed_effect(operand: Operand, recipe: Recipe, lost_db: float, flushed_sh
     """Return the effect that ``recipe`` would have had, without the first recorded step, whose history is empty."""
     casts, mine = operand.scaled, operand.settles & ~np.isnan(operand.casts.amax)
     scale = scale_series(AmaxSeries.of(operand.casts.amax, operand.casts.step), operand.fmt, recipe).scale[mine]
-    table = HistogramTable.of(casts.histograms.taken(casts.row), casts.peak)
-    counts = cast_counts(table, operand.fmt, scale / casts.scale)
-    total, peaks = np.maximum(counts.total, 1.0), casts.peak / casts.scale * scale / operand.fmt.max
-    flushed, clipped = counts.flushed / total, counts.saturated / total
+    counts = cast_counts(casts.histograms.taken(casts.row), casts.peak, operand.fmt, scale / casts.scale)
+    total, peaks = np.maximum(counts.elements, 1.0), casts.peak / casts.scale * scale / operand.fmt.max
+    flushed, clipped = counts.flushed[2] / total, counts.saturated[2] / total
     return _effect(operand, peaks, scale / casts.scale, flushed, clipped, (lost_db, flushed_share))
 
 

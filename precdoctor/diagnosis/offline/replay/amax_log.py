@@ -12,7 +12,7 @@ from precdoctor.diagnosis.analyses.parameters import recorded_parameters
 from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys, magnitudes
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.arrays import Bools, Floats, Ints
-from precdoctor.numerics.cast_counts import HistogramTable
+from precdoctor.numerics.histogram import Histograms
 
 _KEY = ("root", "module", "kind", "name")
 #: Number of rows whose histograms are in memory at a time.
@@ -91,8 +91,8 @@ def vectors(view: RunView) -> Iterator[Key]:
                 yield root, module, "weight", name
 
 
-def exponents_of(view: RunView, kinds: Sequence[str], log: AmaxLog) -> Iterator[tuple[HistogramTable, Ints, Ints]]:
-    """Yield the histograms of some thousand rows at a time, with each row's entry and tensor number in ``log``."""
+def exponents_of(view: RunView, kinds: Sequence[str], log: AmaxLog) -> Iterator[tuple[Histograms, Floats, Ints, Ints]]:
+    """Yield histograms and amax of some thousand rows at a time, and each row's entry and tensor number in ``log``."""
     frame = view.measured((), kinds, columns=("amax", "exp_lo", "exp_hist"))
     known, tensors = {key: i for i, key in enumerate(log.keys)}, groups(frame, _KEY)
     code = np.array([known.get(key[:4], -1) for key in keys(frame.iloc[firsts(tensors)])], dtype=np.int64)[tensors]
@@ -100,5 +100,4 @@ def exponents_of(view: RunView, kinds: Sequence[str], log: AmaxLog) -> Iterator[
     used = np.flatnonzero((code >= 0) & held)
     for rows in np.split(used, np.arange(_AT_ONCE, used.size, _AT_ONCE)) if used.size else ():
         some = frame.iloc[rows]
-        table = HistogramTable.of(histograms(some), magnitudes(some))
-        yield table, log.rows_of(code[rows], some["step"].to_numpy()), code[rows]
+        yield histograms(some), magnitudes(some), log.rows_of(code[rows], some["step"].to_numpy()), code[rows]

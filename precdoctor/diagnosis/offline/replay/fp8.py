@@ -178,25 +178,23 @@ def replay_recipes(
     step_of = np.searchsorted(numbers, log.steps)
     by_step = [CastCounts.zeros(numbers.size) for _ in recipes]
     by_format = sorted(set(formats), key=lambda f: f.name)
-    for table, row, key in exponents_of(view, kinds, log):
+    for histograms, amax, row, key in exponents_of(view, kinds, log):
         for fmt in by_format:
             own = np.array([f is fmt for f in formats])[key]
             for i, scale in enumerate(scales):
-                mine = own & scale.counted[row]
-                found = cast_counts(table.rows(mine), fmt, scale.scale[row[mine]])
+                mine = np.flatnonzero(own & scale.counted[row])
+                found = cast_counts(histograms.taken(mine), amax[mine], fmt, scale.scale[row[mine]])
                 counts[i] = counts[i] + found.summed_by(key[mine], len(log.keys))
                 by_step[i] = by_step[i] + found.summed_by(step_of[row[mine]], numbers.size)
     out = []
     for recipe, scale, count, step_counts in zip(recipes, scales, counts, by_step, strict=True):
         counted_steps = np.flatnonzero(np.bincount(step_of, within, minlength=numbers.size))
         stale = np.bincount(step_of, scale.stale, minlength=numbers.size)
-        shares = tuple(_step_shares(int(numbers[j]), step_counts.row(j), int(stale[j])) for j in counted_steps.tolist())
+        shares = tuple(
+            StepShares(int(numbers[j]), *step_counts.row(j).shares(), int(stale[j])) for j in counted_steps.tolist()
+        )
         out.append(_recipe_replay(str(recipe), log, formats, scale, count, shares))
     return tuple(out)
-
-
-def _step_shares(step: int, counts: CastCounts, stale: int) -> StepShares:
-    return StepShares(step, counts.flushed_share(), counts.saturated_share(), stale)
 
 
 def best_delayed(replays: Sequence[RecipeReplay]) -> RecipeReplay:
@@ -287,9 +285,8 @@ def _recipe_replay(
     tensors = []
     for i, (key, fmt, course) in enumerate(zip(log.keys, formats, scales.summaries, strict=True)):
         if course["steps"]:
-            shares = counts.row(i)
-            flushed, saturated = shares.flushed_share(), shares.saturated_share()
+            flushed, saturated = counts.row(i).shares()
             tensors.append(TensorReplay(*key, format=fmt.name, flushed=flushed, saturated=saturated, **course))
     tensors.sort(key=lambda t: (-t.saturated.estimate, -t.stale_steps, -t.flushed.estimate, t.module, t.kind, t.name))
     stale = sum(t.stale_steps > 0 for t in tensors)
-    return RecipeReplay(recipe, tuple(tensors), counts.flushed_share(), counts.saturated_share(), stale, steps)
+    return RecipeReplay(recipe, tuple(tensors), *counts.shares(), stale, steps)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from precdoctor.diagnosis.offline.whatif.gather import Seen, Selection, Totals, gather
+from precdoctor.diagnosis.offline.whatif.gather import Seen, Selection, gather
 from precdoctor.diagnosis.offline.whatif.keys import TensorKey
 from precdoctor.diagnosis.offline.whatif.recipe import CACHED, GROUPED_KINDS, LOSS_SCALED, Recipe, wider_than
 from precdoctor.diagnosis.offline.whatif.target import Target
@@ -18,6 +18,7 @@ from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.errors import CorruptRunError, UsageError
 from precdoctor.numerics.block_prediction import predict_blocks
 from precdoctor.numerics.blocks import BlockHistogram
+from precdoctor.numerics.cast_counts import CastCounts
 from precdoctor.numerics.group_prediction import GroupHistogram, predict_groups
 from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.numerics.prediction import Prediction, TensorStatistics, predict
@@ -83,7 +84,7 @@ class Forecast:
     step: int | None
     rank: int | None
     call: int | None
-    totals: Totals
+    totals: CastCounts
     drawn: ExponentHistogram
     prediction: Prediction | None = None
     misses: tuple[str, ...] = ()

@@ -213,7 +213,7 @@ def test_how_rows_lie_in_batches_and_ranks_changes_nothing(tmp_path, batch_rows)
     for one, other in zip(sorted(a.seen, key=lambda s: s.key), sorted(b.seen, key=lambda s: s.key), strict=True):
         assert one.worst == other.worst and one.drawn == other.drawn and one.rows == other.rows == 8
         for mine, theirs in zip(one.totals, other.totals, strict=True):
-            assert mine.elements == theirs.elements and mine.flushed[:2] == theirs.flushed[:2]
+            assert mine.counts[:3].tolist() == theirs.counts[:3].tolist()
             assert mine.flushed[2] == pytest.approx(theirs.flushed[2])
 
 
