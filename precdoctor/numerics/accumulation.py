@@ -165,14 +165,10 @@ def accumulation_error(length: int, operands: Operands, accumulator: Accumulator
     )
 
 
-def _samples(length: int) -> int:
-    return max(8, min(SAMPLES, _BUDGET // length))
-
-
 def _products(length: int, operands: Operands) -> Floats:
     """Return the exact products of random E4M3 operands, shape ``(rows, length)``; always the same."""
     rng = np.random.default_rng(0)
-    rows = _samples(length)
+    rows = max(8, min(SAMPLES, _BUDGET // length))
     factors = []
     for _ in range(2):
         x = rng.standard_normal((rows, length))

@@ -9,9 +9,6 @@ from precdoctor.diagnosis.survey.rows import number
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-#: Default ``growth_interval`` of ``torch.amp.GradScaler``, in steps.
-STOCK_INTERVAL = 2000
-
 
 def scaled_steps(view: RunView) -> list[tuple[Process, Sequence[StepFacts]]]:
     """Return the complete steps under a loss scale for each process and scaler; processes without any are left out.

@@ -9,10 +9,10 @@ from statistics import median
 
 import numpy as np
 
-from precdoctor.numerics.arrays import Floats
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.numerics.prediction import TensorStatistics, predict
+from precdoctor.numerics.tail import masses
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,6 @@ def rounding_db(fmt: Format) -> float:
 def rounding_magnitude(fmt: Format) -> float:
     """Mean of |error| / |x| if only the mantissa is rounded, errors uniform in an ulp: 2.3 % in E4M3, 4.5 % in E5M2."""
     return 2.0**-fmt.mantissa_bits / 4.0 * 0.5 / math.log(2.0)
-
-
-def masses(histogram: ExponentHistogram) -> Floats:
-    """Sum of magnitudes per bin, each taken at the middle of its bin; unit: the upper end of the last bin."""
-    size = histogram.counts.size
-    return histogram.counts * (1.5 * np.exp2(np.arange(size) - float(size)))
 
 
 def _flushed_magnitude(histogram: ExponentHistogram, fmt: Format, multiplier: float) -> float:

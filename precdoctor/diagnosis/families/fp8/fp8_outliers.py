@@ -9,12 +9,13 @@ import numpy as np
 
 from precdoctor.diagnosis.analyses.harm import Module, channel_zeros, input_zeros, lost_to
 from precdoctor.diagnosis.families.fp8.fp8_casts import Cast, Operand
-from precdoctor.diagnosis.families.fp8.fp8_damage import damage, masses, rounding_magnitude
+from precdoctor.diagnosis.families.fp8.fp8_damage import damage, rounding_magnitude
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.blocks import BlockHistogram
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.numerics.prediction import TensorStatistics
+from precdoctor.numerics.tail import masses
 
 #: Binades above the median magnitude from which an element is an outlier: ten standard deviations of a Gaussian.
 REACH = 4

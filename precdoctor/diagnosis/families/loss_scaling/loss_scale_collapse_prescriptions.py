@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from precdoctor.diagnosis.advice.prescription_order import is_worthwhile
-from precdoctor.diagnosis.analyses.loss_scales import STOCK_INTERVAL, growth_interval
+from precdoctor.diagnosis.analyses.loss_scales import growth_interval
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Phase, Prescription
 from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import Culprits, Overflow
@@ -15,6 +15,7 @@ from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, FORWARD_KINDS, Tens
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.formats import BF16, FP16
+from precdoctor.numerics.loss_scaling import STOCK_INTERVAL
 
 #: Number of clean steps whose gradients are read, spread over the run, and again at its end; bounds the work.
 _STEPS_READ = 8

@@ -6,7 +6,6 @@ steps are added, and one prediction per tensor covers all of them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -57,8 +56,8 @@ def replay_blocks(
     return RecipeReplay(
         recipe=fmt.name,
         tensors=tuple(t for _, t in tensors),
-        flushed=_mean([(n, t.flushed) for n, t in tensors]),
-        saturated=_mean([(n, t.saturated) for n, t in tensors]),
+        flushed=Estimate.mean([t.flushed for _, t in tensors], [n for n, _ in tensors]),
+        saturated=Estimate.mean([t.saturated for _, t in tensors], [n for n, _ in tensors]),
         stale_tensors=0,
         history=False,
     )
@@ -105,11 +104,3 @@ def _tensor(key: Key, histogram: BlockHistogram, amax: float, steps: int, fmt: B
         saturated=prediction.saturated,
         padding_binades=prediction.headroom_binades.estimate,
     )
-
-
-def _mean(shares: Sequence[tuple[int, Estimate]]) -> Estimate:
-    total = max(sum(n for n, _ in shares), 1)
-    low, high, estimate = (
-        math.fsum(n * getattr(share, end) for n, share in shares) / total for end in ("low", "high", "estimate")
-    )
-    return Estimate.of(low, high, estimate)

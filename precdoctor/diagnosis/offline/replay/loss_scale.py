@@ -17,7 +17,6 @@ from precdoctor.numerics.loss_scaling import (
     ScalerPolicy,
     ScalerReplay,
     ScalerState,
-    mean_share,
     search,
     simulate,
 )
@@ -135,8 +134,9 @@ def recorded_flushed(run: RunGradients) -> Estimate | None:
     """Return the mean flushed share on the run's sampled steps without overflow; None without, or if hypothetical."""
     if run.hypothetical:
         return None
-    pairs = zip(run.gradients, run.updates, strict=True)
-    return mean_share([g.flushed(u.scale or 1.0) for g, u in pairs if not u.overflow and u.scale != 0.0])
+    clean = [(g, u) for g, u in zip(run.gradients, run.updates, strict=True) if not u.overflow and u.scale != 0.0]
+    known = [share for g, u in clean if (share := g.flushed(u.scale or 1.0)) is not None]
+    return Estimate.mean(known) if known else None
 
 
 def used_policy(view: RunView) -> ScalerPolicy:
