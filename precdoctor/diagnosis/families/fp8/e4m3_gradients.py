@@ -155,7 +155,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
             "flushed_in_e5m2": cure.damage.flushed,
             "blocks_flushed_whole": rows,
             "steps_examined": len(operand.settled),
-            "tensors": listed(guilty, lambda o: {"flushed_share": o.flushed_share}),
+            "tensors": listed(guilty, "flushed_share"),
             **operand.evidence(view, cast),
             "confidence_reason": why,
         },

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from statistics import median
+from typing import TypeVar
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.numerics.prediction import TensorStatistics, predict
 from precdoctor.numerics.tail import masses
+
+#: A class whose fields are numbers.
+_Numbers = TypeVar("_Numbers")
 
 
 @dataclass(frozen=True)
@@ -36,10 +40,11 @@ class Damage:
         """Return whether flushing takes more of the magnitudes than rounding does, or the noise is above the limit."""
         return self.lost_magnitude >= rounding_magnitude(fmt) or self.lost_db >= lost_db
 
-    @classmethod
-    def median(cls, each: Sequence[Damage]) -> Damage:
-        """The median of several casts, field by field."""
-        return cls(**{f.name: median(getattr(d, f.name) for d in each) for f in fields(cls)})
+
+def medians(each: Sequence[_Numbers]) -> _Numbers:
+    """Return the median of several objects of one class, field by field."""
+    first = each[0]
+    return type(first)(**{name: median(getattr(one, name) for one in each) for name in vars(first)})
 
 
 def damage(statistics: TensorStatistics, fmt: Format, multiplier: float = 1.0) -> Damage:

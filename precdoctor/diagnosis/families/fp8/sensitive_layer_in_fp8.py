@@ -248,7 +248,7 @@ def _finding(view: RunView, judged: Sequence[_Sensitive], options: Options) -> F
             "noise_share": worst.noise,
             "damaged": sum(s.damaged for s in judged),
             "steps_examined": len(operand.settled),
-            "tensors": listed((s.operand for s in shown), lambda o: {"flushed_share": o.flushed_share}),
+            "tensors": listed((s.operand for s in shown), "flushed_share"),
             **operand.evidence(view, cast),
             "confidence_reason": why,
         },
