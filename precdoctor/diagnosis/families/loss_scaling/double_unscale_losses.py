@@ -8,7 +8,7 @@ from typing import Any
 
 from precdoctor.diagnosis.analyses.histories import by_optimizer
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Source, at_line
-from precdoctor.diagnosis.claims.rule import Options, Rule
+from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.rows import integer, location, source_of, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
@@ -67,7 +67,7 @@ def unscaled_losses(view: RunView) -> Iterator[Misuse]:
         yield Misuse(process, steps, of, source=source_of(event))
 
 
-def unscaled_loss_finding(rule: Rule, view: RunView, misuse: Misuse, options: Options) -> Finding:
+def unscaled_loss_finding(rule: Rule, view: RunView, misuse: Misuse, limit: float) -> Finding:
     """The finding for ``backward`` on a loss that was passed to ``scaler.scale``."""
     steps = view.timeline.get(misuse.process, ())
     first = next((s for s in steps if s.loss_scale and s.loss_scale > 1.0), None)
@@ -77,7 +77,7 @@ def unscaled_loss_finding(rule: Rule, view: RunView, misuse: Misuse, options: Op
         confidence=0.95,
         title=f"gradients are divided by a loss scale of {scale:g} that the loss was not multiplied by{line}",
         message=f"On {plural(misuse.steps, 'step')} of {misuse.of:,} ({percent(misuse.share)}, limit "
-        f"{percent(options['share'])}) the script called `backward` on the loss that it had passed to `scaler.scale`, "
+        f"{percent(limit)}) the script called `backward` on the loss that it had passed to `scaler.scale`, "
         f"not on the result. `scaler.step` still divides: the optimizer gets gradients {scale:g} times too small, and "
         "nothing protects them from being flushed to zero in FP16.",
         location=replace(location(None, Phase.OPTIMIZER, misuse.process, step), source=misuse.source),
@@ -85,7 +85,7 @@ def unscaled_loss_finding(rule: Rule, view: RunView, misuse: Misuse, options: Op
             "given_share": 1.0 / scale,
             "loss_scale": scale,
             "unscaled_loss_share": misuse.share,
-            "limit": options["share"],
+            "limit": limit,
             "steps": misuse.steps,
             "confidence_reason": "the tensors were the same object",
         },
@@ -107,7 +107,7 @@ def mixed_losses(view: RunView) -> Iterator[Misuse]:
             yield Misuse(process, steps, of, optimizer=optimizer, source=source_of(event))
 
 
-def mixed_loss_finding(rule: Rule, view: RunView, misuse: Misuse) -> Finding:
+def mixed_loss_finding(rule: Rule, view: RunView, misuse: Misuse, _limit: float) -> Finding:
     """The finding for a second loss without the scale, beside one that has it."""
     steps = by_optimizer(view).get((misuse.process, misuse.optimizer), ())
     scale, step = scale_at(next((s for s in steps if s.loss_scale and s.loss_scale > 1.0), None))

@@ -21,6 +21,7 @@ from precdoctor.diagnosis.offline.whatif.target import Target
 from precdoctor.diagnosis.offline.whatif.trend import Trends, grown
 from precdoctor.diagnosis.survey.arrow_rows import float_column
 from precdoctor.diagnosis.survey.measures import entries
+from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.numerics.arrays import Bools, Floats, Ints
 from precdoctor.numerics.cast_counts import CastCounts
 from precdoctor.numerics.group_prediction import tally_groups
@@ -36,6 +37,8 @@ _ROW_COLUMNS = (
 )
 _FACT_COLUMNS = ("phase", "module_class", "shape", "order", "nan", "pos_inf")
 _WIDTH = EXP_MAX - EXP_MIN + 1
+#: A plan from fewer steps carries a warning. Chosen empirically.
+FEW_STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,12 @@ class Seen:
     def is_matrix(self) -> bool:
         """Whether at least two dimensions are larger than 1."""
         return sum(n > 1 for n in self.shape) >= 2
+
+    @property
+    def bits(self) -> float:
+        """Bits of an element as recorded; 32 if the dtype is unknown."""
+        fmt = known_format(self.key.dtype)
+        return float(fmt.bits) if fmt is not None else 32.0
 
 
 @dataclass

@@ -6,16 +6,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from precdoctor.diagnosis.offline.whatif.forecast import forecast_of, predicted
-from precdoctor.diagnosis.offline.whatif.gather import Gathered, Seen, Selection, gather
-from precdoctor.diagnosis.offline.whatif.operands import Operands, modules_with_operands, tied_modules
+from precdoctor.diagnosis.offline.whatif.gather import FEW_STEPS, Gathered, Seen, Selection, gather
+from precdoctor.diagnosis.offline.whatif.operands import Operands, modules_with_operands
 from precdoctor.diagnosis.offline.whatif.recipe import Recipe, ask
 from precdoctor.diagnosis.offline.whatif.target import Target
-from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import UsageError
 from precdoctor.numerics.prediction import Prediction
@@ -38,7 +37,6 @@ WIDE = "wide"
 #: A plan from steps before this one carries a warning. Chosen empirically: outlier channels emerge over thousands of
 #: steps (Dettmers et al., LLM.int8(), arXiv:2208.07339, section 3).
 EARLY_STEPS = 1000
-_FEW_STEPS = 8
 #: Most binades of extrapolated growth, because a line through a steep start cannot be trusted.
 _MOST_GROWTH = 32.0
 #: Returns the binades that a tensor's largest elements gain until the horizon, under a recipe.
@@ -116,7 +114,7 @@ class Plan:
     steps: tuple[int, ...]
     horizon: int
     memory: Memory
-    warnings: tuple[str, ...] = field(default=())
+    warnings: tuple[str, ...]
 
     @property
     def recipes(self) -> tuple[Recipe, ...]:
@@ -143,8 +141,7 @@ def make_plan(
         RunUnreadableError: the log is damaged.
     """
     gathered = gather(run, Selection(lambda _key: True, _KINDS, steps), _RECIPES, target)
-    tied = tied_modules(rank.facts for rank in run.ranks)
-    modules = [m for m in modules_with_operands(gathered.seen, tied) if module is None or fnmatchcase(m.module, module)]
+    modules = [m for m in modules_with_operands(gathered.seen, run) if module is None or fnmatchcase(m.module, module)]
     if not modules or not gathered.steps:
         among = f"matching {module!r} " if module is not None else ""
         hint = f"`precdoctor show {quoted_path(run.path)}` lists what is there"
@@ -162,14 +159,8 @@ def make_plan(
 
     plans = tuple(_module_plan(m, target, growth) for m in modules)
     autocast = any(rank.facts.get("autocast") for rank in run.ranks)
-    return Plan(
-        target,
-        plans,
-        tuple(gathered.steps),
-        goal,
-        _memory(modules, plans, autocast=autocast),
-        tuple(_warnings(gathered)),
-    )
+    memory = _memory(modules, plans, autocast=autocast)
+    return Plan(target, plans, tuple(gathered.steps), goal, memory, tuple(_warnings(gathered)))
 
 
 def _module_plan(module: Operands, target: Target, growth: _Growth) -> ModulePlan:
@@ -249,9 +240,7 @@ def _memory(modules: Sequence[Operands], plans: Sequence[ModulePlan], *, autocas
         for role, seen, sums in (("weight", module.weight, weights), ("input", module.input, inputs)):
             if seen is None:
                 continue
-            fmt = known_format(seen.key.dtype)
-            bits = float(fmt.bits) if fmt is not None else 32.0
-            bits = min(bits, 16.0) if autocast else bits
+            bits = min(seen.bits, 16.0) if autocast else seen.bits
             count = math.prod(seen.shape)
             sums[0] += count * bits / 8
             sums[1] += count * min(bits, recipes[role].bits_per_element if recipes else bits) / 8
@@ -267,7 +256,7 @@ def _warnings(gathered: Gathered) -> Iterator[str]:
             f"{rests}, early in training: outliers emerge late, so plan again from a window beyond step "
             f"{EARLY_STEPS:,} before relying on it."
         )
-    elif count < _FEW_STEPS:
+    elif count < FEW_STEPS:
         yield f"{rests} only: rare outliers may lie between them."
 
 
