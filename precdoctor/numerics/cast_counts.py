@@ -83,10 +83,8 @@ def cast_counts(histograms: Histograms, amax: Floats, fmt: Format, scale: Floats
     )
     low, high, likely = total - possibly_inside, total - sure_inside, total - likely_inside
     with np.errstate(over="ignore", invalid="ignore"):
-        peak = amax * scale
-        fits = peak < fmt.overflow_limit if fmt.tie_overflows else peak <= fmt.overflow_limit
-    known = np.isfinite(amax)
-    none, some = known & fits, known & ~fits & (total > 0.0)
+        over = fmt.overflows(amax * scale)
+    none, some = np.isfinite(amax) & ~over, over & (total > 0.0)
     low = np.where(none, 0.0, np.where(some, np.maximum(low, 1.0), low))
     high = np.where(none, 0.0, np.maximum(high, low))
     return CastCounts(np.array([total, *flushed, low, high, np.clip(likely, low, high)]))

@@ -99,13 +99,9 @@ def _first_overflowing(amax: float, fmt: Format) -> float:
     scale = fmt.overflow_limit / amax
     if scale == math.inf:
         return scale
-
-    def leaves(s: float) -> bool:
-        return amax * s >= fmt.overflow_limit if fmt.tie_overflows else amax * s > fmt.overflow_limit
-
-    while leaves(math.nextafter(scale, 0.0)):
+    while fmt.overflows(amax * math.nextafter(scale, 0.0)):
         scale = math.nextafter(scale, 0.0)
-    while not leaves(scale):
+    while not fmt.overflows(amax * scale):
         scale = math.nextafter(scale, math.inf)
     return scale
 

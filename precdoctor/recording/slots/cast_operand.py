@@ -86,7 +86,7 @@ def launcher(fmt: Format) -> Callable[[Tensor, int], None]:
             return
         for _, piece in reference.chunks(x.detach(), reference.CHUNK_DEVICE):
             magnitude = piece.abs()
-            over = magnitude >= fmt.overflow_limit if fmt.tie_overflows else magnitude > fmt.overflow_limit
+            over = fmt.overflows(magnitude)
             ints[at.SATURATED] += over.logical_and_(magnitude <= torch.finfo(x.dtype).max).sum()
 
     return stat
@@ -94,4 +94,4 @@ def launcher(fmt: Format) -> Callable[[Tensor, int], None]:
 
 def clips(magnitude: float, fmt: Format) -> bool:
     """Whether a magnitude rounds beyond the format's maximum (OFP8, round to nearest)."""
-    return magnitude >= fmt.overflow_limit if fmt.tie_overflows else magnitude > fmt.overflow_limit
+    return fmt.overflows(magnitude)

@@ -266,8 +266,7 @@ class _Scales:
             found = scale_series(series, fmt, recipe)
             scale[part] = found.scale
             counted[part] &= ~found.cold
-            product = np.where(series.amax > 0.0, series.amax, 0.0) * found.scale
-            beyond = product >= fmt.overflow_limit if fmt.tie_overflows else product > fmt.overflow_limit
+            beyond = fmt.overflows(series.amax * found.scale)
             stale[part] = beyond & counted[part]
             summaries.append(_summary(series, found, fmt, within[part], beyond))
         return cls(scale, counted, stale, tuple(summaries))

@@ -18,7 +18,7 @@ from precdoctor.diagnosis.offline.replay.updates import Update, updates_of
 from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, magnitudes
 from precdoctor.diagnosis.survey.measures import format_values
 from precdoctor.diagnosis.survey.view import Process, RunView, remembered
-from precdoctor.numerics.arrays import Floats, Ints
+from precdoctor.numerics.arrays import Floats
 from precdoctor.numerics.formats import FP16, Format
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
 from precdoctor.numerics.step_gradients import OverflowLimit, StepGradients
@@ -137,12 +137,9 @@ class _Evidence:
         self._narrow_weights &= bool(own[weights].all())
         whole = held & (frame["non_finite"] == 0).to_numpy() & (scale == self._scales[at]) & (self._slot[at] >= 0)
         if whole.any():
-            self._add_exponents(frame[whole], self._slot[at[whole]])
-
-    def _add_exponents(self, frame: pd.DataFrame, slot: Ints) -> None:
-        np.add.at(self._zeros, slot, frame["zero"].to_numpy())
-        held = histograms(frame)
-        np.add.at(self._counts, (slot[held.whose], held.bins - EXP_MIN), held.counts)
+            slot, held = self._slot[at[whole]], histograms(frame[whole])
+            np.add.at(self._zeros, slot, frame["zero"].to_numpy()[whole])
+            np.add.at(self._counts, (slot[held.whose], held.bins - EXP_MIN), held.counts)
 
     def gradients(self, *, hypothetical: bool) -> list[StepGradients]:
         """Return the gradients of each update, in order."""
@@ -170,10 +167,8 @@ class _Evidence:
         weights = float(np.max(self._weights, initial=0.0))
         base = [self._limit(i, u, ratio, weights, hypothetical=hypothetical) for i, u in enumerate(self._updates)]
         near = _nearest([math.inf if u.overflow else b.estimate for u, b in zip(self._updates, base, strict=True)])
-        return [
-            self._with_observation(update, limit, neighbour, hypothetical=hypothetical)
-            for update, limit, neighbour in zip(self._updates, base, near.tolist(), strict=True)
-        ]
+        course = zip(self._updates, base, near.tolist(), strict=True)
+        return [self._with_observation(*one, hypothetical=hypothetical) for one in course]
 
     @staticmethod
     def _with_observation(

@@ -15,6 +15,7 @@ from precdoctor.diagnosis.offline.whatif.keys import TensorKey
 from precdoctor.diagnosis.offline.whatif.recipe import CACHED, GROUPED_KINDS, LOSS_SCALED, Recipe, wider_than
 from precdoctor.diagnosis.offline.whatif.target import Target
 from precdoctor.diagnosis.survey.rows import known_format
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import CorruptRunError, UsageError
 from precdoctor.numerics.block_prediction import predict_blocks
 from precdoctor.numerics.blocks import BlockHistogram
@@ -195,7 +196,8 @@ def _not_recorded(recipe: Recipe) -> str:
 def _no_match_message(run: Run, question: Question, kinds: Sequence[str]) -> str:
     """Return the error message for a question without tensors: whether module, kind or steps matched none."""
     asked = f"no {', '.join(kinds)} tensor" if question.kinds else "no tensor"
-    names = _recorded_names(run)
+    totals = RunView(run).survey.totals.select(["module", "kind"]).to_pydict()
+    names = {(module or "", kind) for module, kind in zip(totals["module"], totals["kind"], strict=True)}
     if question.module is not None and not any(fnmatchcase(module, question.module) for module, _ in names):
         from difflib import get_close_matches
 
@@ -210,18 +212,6 @@ def _no_match_message(run: Run, question: Question, kinds: Sequence[str]) -> str
     where = f" in steps {first or 0}:{'' if last is None else last}" if question.steps != (None, None) else ""
     module = f" of modules {question.module!r}" if question.module is not None else ""
     return f"{asked}{module} is recorded{where}; `precdoctor show {quoted_path(run.path)}` lists what there is"
-
-
-def _recorded_names(run: Run) -> set[tuple[str, str]]:
-    """Return module and kind of all recorded tensors."""
-    import pyarrow as pa
-
-    names: set[tuple[str, str]] = set()
-    columns = ["module", "kind"]
-    for batch in run.batches("tensors", columns=columns):
-        table = pa.Table.from_batches([batch]).group_by(columns).aggregate([]).to_pydict()
-        names |= {(module or "", kind) for module, kind in zip(*(table[c] for c in columns), strict=True)}
-    return names
 
 
 # -- one tensor -------------------------------------------------------------------------------------------------------
