@@ -140,9 +140,7 @@ def accumulation_error(length: int, operands: Operands, accumulator: Accumulator
 
     Sums of more than :data:`LONGEST` products are measured at that length: a lower bound, because errors grow with it.
 
-    Args:
-        length: products per sum.
-        accumulator: default: Hopper's, without promotion.
+    The default accumulator is Hopper's, without promotion.
 
     Raises:
         ValueError: ``length`` is below 1.

@@ -73,7 +73,6 @@ def cast_counts(histograms: Histograms, amax: Floats, fmt: Format, scale: Floats
     Args:
         histograms: one per tensor.
         amax: largest magnitude of each tensor, NaN if unknown; shape ``(tensors,)``.
-        fmt: a floating-point format.
         scale: finite and positive, shape ``(tensors,)``.
     """
     total = histograms.total.astype(np.float64)

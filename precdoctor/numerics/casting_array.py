@@ -27,7 +27,6 @@ def encode_array(values: npt.ArrayLike, fmt: Format, *, saturate: bool = False) 
 
     Args:
         values: any shape; every dtype that float64 holds exactly.
-        fmt: the target format.
         saturate: clip instead of overflowing.
 
     Returns:

@@ -124,7 +124,6 @@ def tally_groups(
         energy: one entry for each of ``ratios.counts``.
         elements: number of finite non-zero elements of each tensor, shape ``(tensors,)``.
         sum_sq: sum of squares of each tensor, shape ``(tensors,)``.
-        fmt: the format.
     """
     used = ratios.counts > 0
     tensor, r, n = ratios.whose[used], ratios.bins[used], ratios.counts[used].astype(np.float64)

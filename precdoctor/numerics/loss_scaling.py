@@ -243,9 +243,7 @@ def search(gradients: Sequence[StepGradients], base: ScalerPolicy | None = None)
     the longest interval, which causes the fewest trial overflows, and among these the one in the middle of their
     initial scales, which leaves room on both sides.
 
-    Args:
-        gradients: of the run, in order.
-        base: policy that all other settings are taken from; default: torch's.
+    ``base``: policy that all other settings are taken from; default: torch's.
     """
     scorer = _Scorer(gradients)
     # Of the intervals longer than the run only torch's own is tried: they cannot be told apart.

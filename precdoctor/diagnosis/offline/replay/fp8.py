@@ -61,9 +61,7 @@ class TensorReplay:
     """One tensor under a recipe, over all its recorded steps, calls and ranks.
 
     Attributes:
-        root, module, kind, name: the tensor.
         format: the format it is cast to.
-        steps: number of steps.
         flushed, saturated: shares of the finite non-zero elements of all steps except cold ones.
         stale_steps: number of steps whose amax saturates at the recipe's scale.
         worst: the most outdated of them; None without one.
@@ -97,7 +95,6 @@ class StepShares:
     """All tensors at one step.
 
     Attributes:
-        step: the step.
         flushed, saturated: shares of the finite non-zero elements of the tensors that are not cold.
         stale_tensors: number of these tensors whose amax saturates.
     """
@@ -157,7 +154,6 @@ def replay_recipes(
     Gradients keep their recorded loss scale, because real casts see it as well.
 
     Args:
-        recipes: current or delayed scaling.
         format_of: returns the format of a kind.
         wanted: returns whether to replay a module; default: all.
         steps: half-open range of the steps to count; histories also use earlier steps.
