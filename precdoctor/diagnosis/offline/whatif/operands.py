@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from precdoctor.runlog.reader import Run
 
 _FORWARD = ("batch", "input", "output")
-_EMBEDDING = re.compile(r"Embedding")
 _ROUTER = re.compile(r"(^|[._])(router|gate|gating)$")
 
 
@@ -94,7 +93,7 @@ def _role(module: str, module_class: str) -> str:
 
     Source: DeepSeek-V3, arXiv:2412.19437, section 3.3.1.
     """
-    if _EMBEDDING.search(module_class):
+    if "Embedding" in module_class:
         return "embedding"
     return "router" if _ROUTER.search(module) else ""
 
