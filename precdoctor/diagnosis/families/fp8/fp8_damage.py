@@ -12,7 +12,7 @@ import numpy as np
 
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import ExponentHistogram
-from precdoctor.numerics.prediction import TensorStatistics, predict
+from precdoctor.numerics.prediction import Prediction, TensorStatistics, predict
 from precdoctor.numerics.tail import masses
 
 #: A class whose fields are numbers.
@@ -36,6 +36,13 @@ class Damage:
     sqnr_db: float
     lost_db: float
 
+    @classmethod
+    def of(cls, found: Prediction, fmt: Format, lost_magnitude: float) -> Damage:
+        """Return the likely cost of a predicted cast."""
+        sqnr = found.sqnr_db.estimate
+        lost_db = max(0.0, rounding_db(fmt) - sqnr)
+        return cls(found.flushed.estimate, found.saturated.estimate, lost_magnitude, sqnr, lost_db)
+
     def is_harmful(self, fmt: Format, lost_db: float) -> bool:
         """Return whether flushing takes more of the magnitudes than rounding does, or the noise is above the limit."""
         return self.lost_magnitude >= rounding_magnitude(fmt) or self.lost_db >= lost_db
@@ -50,12 +57,7 @@ def medians(each: Sequence[_Numbers]) -> _Numbers:
 def damage(statistics: TensorStatistics, fmt: Format, multiplier: float = 1.0) -> Damage:
     """Cost of casting ``tensor * multiplier`` to ``fmt``, clipping at its maximum."""
     found = predict(statistics, fmt, scale=multiplier, saturate=True)
-    sqnr = found.sqnr_db.estimate
-    lost = max(0.0, rounding_db(fmt) - sqnr) if statistics.histogram.total else 0.0
-    return Damage(
-        found.flushed.estimate, found.saturated.estimate, _flushed_magnitude(statistics.histogram, fmt, multiplier),
-        sqnr, lost,
-    )  # fmt: skip
+    return Damage.of(found, fmt, _flushed_magnitude(statistics.histogram, fmt, multiplier))
 
 
 def rounding_db(fmt: Format) -> float:

@@ -207,17 +207,9 @@ def histograms(view: RunView, operand: Operand, size: int) -> list[tuple[BlockHi
 
 def block_damage(view: RunView, operand: Operand, fmt: BlockFormat) -> Damage | None:
     """Cost of the cast in a block format, median over a few steps; None if its blocks were not recorded."""
-    each = [_block_damage(h, fmt, amax) for h, amax in histograms(view, operand, fmt.block[1])]
-    return medians(each) if each else None
-
-
-def _block_damage(histogram: BlockHistogram, fmt: BlockFormat, amax: float) -> Damage:
-    """Cost of the cast in a block format on one step."""
-    found = predict_blocks(histogram, fmt, amax=amax)
-    sqnr, flushed = found.sqnr_db.estimate, found.flushed.estimate
-    lost = max(0.0, rounding_db(fmt.element) - sqnr)
+    each = [predict_blocks(h, fmt, amax=amax) for h, amax in histograms(view, operand, fmt.block[1])]
     # Flushed elements lie below their block's amax by the whole range of the format: they weigh nothing.
-    return Damage(flushed, found.saturated.estimate, 0.0, sqnr, lost)
+    return medians([Damage.of(found, fmt.element, 0.0) for found in each]) if each else None
 
 
 # -- parts of findings ------------------------------------------------------------------------------------------------
