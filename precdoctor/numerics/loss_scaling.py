@@ -246,7 +246,7 @@ def search(gradients: Sequence[StepGradients], base: ScalerPolicy | None = None)
     ``base``: policy that all other settings are taken from; default: torch's.
     """
     scorer = _Scorer(gradients)
-    # Of the intervals longer than the run only torch's own is tried: they cannot be told apart.
+    # Of the intervals longer than the run only torch's own is tried: all of them give the same scales.
     intervals = [n for n in INTERVALS if n <= len(gradients) or n == STOCK_INTERVAL]
     tried = [replace(base or ScalerPolicy(), init=scale, interval=n) for scale in INITS for n in intervals]
     scores = sorted(map(scorer.score, tried), key=lambda s: (s.lost, s.skipped, -s.policy.interval))
