@@ -250,7 +250,7 @@ def _casts(plan: PlanFile, before: RunView, after: RunView) -> Iterator[CastOutc
                 seen = main  # the operand is recorded under another module
             forecast = None
             if seen is not None:
-                forecast = forecast_of(seen, recipes.index(planned.recipe), planned.recipe, plan.target)
+                forecast = forecast_of(seen, planned.recipe, plan.target)
             counts = _counts(data)
             overall = _figures(counts.values())
             if overall is None:

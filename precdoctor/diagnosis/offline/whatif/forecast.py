@@ -155,7 +155,7 @@ def forecast(run: Run, question: Question) -> Answer:
     if not gathered.seen:
         raise UsageError(_no_match_message(run, question, kinds))
     vectors = {s.key for s in gathered.seen if skip_vectors and s.key.kind == "weight" and s.shape and not s.is_matrix}
-    forecasts = [forecast_of(s, 0, recipe, target) for s in gathered.seen if s.key not in vectors]
+    forecasts = [forecast_of(s, recipe, target) for s in gathered.seen if s.key not in vectors]
     reasons = {f.unknown for f in forecasts}
     if None not in reasons and _not_recorded(recipe) in reasons:
         where = f"`precdoctor show {quoted_path(run.path)}` lists its kinds"
@@ -217,11 +217,11 @@ def _no_match_message(run: Run, question: Question, kinds: Sequence[str]) -> str
 # -- one tensor -------------------------------------------------------------------------------------------------------
 
 
-def forecast_of(seen: Seen, index: int, recipe: Recipe, target: Target) -> Forecast:
-    """Return the prediction for one tensor from its worst row under the recipe number ``index`` of :func:`gather`."""
-    row = seen.worst[index]
+def forecast_of(seen: Seen, recipe: Recipe, target: Target) -> Forecast:
+    """Return the prediction for one tensor from its worst row under a recipe of :func:`gather`."""
+    row = seen.worst[recipe]
     step, rank, call = (None if row is None else int(row[name]) for name in ("step", "rank", "call"))
-    base = Forecast(seen, step, rank, call, seen.totals[index], seen.drawn[index])
+    base = Forecast(seen, step, rank, call, seen.totals[recipe], seen.drawn[recipe])
     if not seen.rows:
         return replace(base, unknown="every row holds a NaN or Inf")
     if seen.empty:
@@ -302,10 +302,10 @@ def _remedies(run: Run, selection: Selection, asked: Recipe, target: Target) -> 
     gathered = gather(run, selection, ladder, target)
     found: dict[TensorKey, Remedy] = {}
     for seen in gathered.seen:
-        for index, recipe in enumerate(ladder):
+        for recipe in ladder:
             if recipe.scaling == "channel" and seen.key.kind in ("input", "output"):
                 continue  # a product sums over these channels, so their scales cannot be factored out
-            one = forecast_of(seen, index, recipe, target)
+            one = forecast_of(seen, recipe, target)
             if one.prediction is not None and not one.misses:
                 found[seen.key] = Remedy(recipe, one.prediction)
                 break

@@ -7,7 +7,7 @@ are kept, and the row that exceeds the target most is kept in full for the full 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -90,9 +90,9 @@ class Seen:
     non_finite: int
     numel: int
     empty: bool
-    worst: tuple[dict[str, Any] | None, ...]
-    totals: tuple[CastCounts, ...]
-    drawn: tuple[ExponentHistogram, ...]
+    worst: Mapping[Recipe, dict[str, Any] | None]
+    totals: Mapping[Recipe, CastCounts]
+    drawn: Mapping[Recipe, ExponentHistogram]
 
     @property
     def is_matrix(self) -> bool:
@@ -198,7 +198,7 @@ class _Collector:
 
     def result(self) -> Gathered:
         """Return the summary of each tensor, in order of first appearance."""
-        worst = [recipe.worst.rows() for recipe in self._recipes]
+        worst = {per.recipe: per.worst.rows() for per in self._recipes}
         described = zip(self._keys.known, self._first, self._counts.T.tolist(), strict=True)
         seen = []
         for i, (key, first, (finite, non_finite, filled, numel)) in enumerate(described):
@@ -212,9 +212,9 @@ class _Collector:
                     non_finite=non_finite,
                     numel=numel,
                     empty=not filled,
-                    worst=tuple(rows.get(i) for rows in worst),
-                    totals=tuple(recipe.totals.row(i) for recipe in self._recipes),
-                    drawn=tuple(recipe.drawn(i) for recipe in self._recipes),
+                    worst={recipe: rows.get(i) for recipe, rows in worst.items()},
+                    totals={per.recipe: per.totals.row(i) for per in self._recipes},
+                    drawn={per.recipe: per.drawn(i) for per in self._recipes},
                 )
             )
         return Gathered(seen, sorted(self._steps), self._rows, self._trends)

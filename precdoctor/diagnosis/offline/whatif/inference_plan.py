@@ -135,10 +135,10 @@ def _tensor_plan(seen: Seen, target: Target, keep: str) -> TensorPlan:
     now = _bits(seen, None)
     if keep:
         return TensorPlan(seen, None, now, None, None, f"{keep}: kept wide whatever the numbers say")
-    fitting = [(i, r) for i, r in enumerate(INFERENCE_LADDER) if r.applies_to(seen.key.kind) and _bits(seen, r) < now]
+    fitting = [r for r in INFERENCE_LADDER if r.applies_to(seen.key.kind) and _bits(seen, r) < now]
     reason = ""
-    for index, recipe in sorted(fitting, key=lambda pair: _bits(seen, pair[1])):
-        one = forecast_of(seen, index, recipe, target)
+    for recipe in sorted(fitting, key=lambda r: _bits(seen, r)):
+        one = forecast_of(seen, recipe, target)
         if one.prediction is None:
             reason = reason or (one.unknown or "")
         elif one.misses:

@@ -190,9 +190,8 @@ def _operands(
     made = []
     for role, seen in module.recorded:
         recipe = recipes[role]
-        index = _RECIPES.index(recipe)
-        now = forecast_of(seen, index, recipe, target)
-        row = seen.worst[index]
+        now = forecast_of(seen, recipe, target)
+        row = seen.worst[recipe]
         if row is None or now.prediction is None or now.step is None:
             return (), f"{role}: {now.unknown}"
         grows = growth(seen, recipe)

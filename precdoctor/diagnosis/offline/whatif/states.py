@@ -129,7 +129,7 @@ def forecast_states(
 def _state(f: Forecast, recipe: Recipe, eps: float) -> StateForecast:
     key = f.seen.key
     own, _, state = key.name.rpartition(".")
-    row = f.seen.worst[0]
+    row = f.seen.worst[recipe]
     effect = None
     if row is not None and f.prediction is not None and f.prediction.scale and is_second_moment(state):
         effect = _effect(row, f.prediction.scale, recipe, eps)
