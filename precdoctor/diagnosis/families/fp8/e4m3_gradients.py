@@ -100,7 +100,7 @@ def _needs_range(operand: Operand, options: Options) -> bool:
     if _lost_share(operand) < limit:
         return False
     fitted = operand.fitted.flushed
-    return fitted >= limit and operand.damage(E5M2, rescaled=True).flushed <= 0.5 * fitted
+    return fitted >= limit and operand.fitted_to(E5M2).flushed <= 0.5 * fitted
 
 
 def _is_harmed(view: RunView, operand: Operand, options: Options) -> bool:

@@ -280,23 +280,16 @@ class Operand:
     @cached_property
     def cost(self) -> Damage:
         """Cost of the cast at the recorded scale, median over a few steps."""
-        return self.damage()
+        return medians([damage(c.statistics, self.fmt) for c in self.spots])
 
     @cached_property
     def fitted(self) -> Damage:
         """Cost at the scale of each step's own amax, median over a few steps."""
-        return self.damage(rescaled=True)
+        return self.fitted_to(self.fmt)
 
-    def damage(self, fmt: Format | None = None, *, rescaled: bool = False) -> Damage:
-        """Cost of the cast, median over a few steps, field by field.
-
-        Args:
-            fmt: target format; None: the recorded one.
-            rescaled: at the scale of each step's own amax instead of the recorded one.
-        """
-        target = fmt or self.fmt
-        factors = [target.max / c.peak if rescaled and c.peak else 1.0 for c in self.spots]
-        return medians([damage(c.statistics, target, f) for c, f in zip(self.spots, factors, strict=True)])
+    def fitted_to(self, fmt: Format) -> Damage:
+        """Cost of a cast to ``fmt`` at the scale of each step's own amax, median over a few steps."""
+        return medians([damage(c.statistics, fmt, fmt.max / c.peak if c.peak else 1.0) for c in self.spots])
 
     def location(self, cast: Cast) -> Location:
         """Location of a cast."""

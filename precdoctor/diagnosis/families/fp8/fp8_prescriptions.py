@@ -113,7 +113,7 @@ def in_e5m2(operand: Operand) -> Cure:
     return Cure(
         "cast this gradient to E5M2 at the scale of its amax",
         {"operand": operand.label, "format": {"from": operand.fmt.dtype, "to": E5M2.dtype}},
-        operand.damage(E5M2, rescaled=True),
+        operand.fitted_to(E5M2),
         current_snippet(E5M2),
     )
 
