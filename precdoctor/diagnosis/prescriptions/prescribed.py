@@ -31,7 +31,6 @@ class Prescribed:
         apply: whether ``record --apply`` makes the changes; a reviewer may change it.
         why_not: why ``apply`` is False; else empty.
         changes: the changes to make together; empty if the script must be edited.
-        effects: the effects computed from the log.
         memory_bytes: additional memory per process; None without changes.
         evidence: the numbers of the finding's evidence.
         rule_predicts: the numbers of the rule's own prediction, if no effect could be computed.

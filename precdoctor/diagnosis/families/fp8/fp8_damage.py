@@ -26,7 +26,6 @@ class Damage:
     Attributes:
         flushed, saturated: shares of the finite non-zero elements.
         lost_magnitude: share of the sum of magnitudes in the flushed elements.
-        sqnr_db: signal to quantisation noise.
         lost_db: how far ``sqnr_db`` is below that of rounding to the format's mantissa alone; not negative.
     """
 

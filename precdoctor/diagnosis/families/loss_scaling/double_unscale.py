@@ -115,7 +115,6 @@ class _Step:
     """One step with both gradients recorded.
 
     Attributes:
-        scale: the loss scale.
         factor: norm of the gradient that the optimizer got, as a multiple of the unscaled and clipped one; median over
             the weights.
         weights: number of weights with both gradients.

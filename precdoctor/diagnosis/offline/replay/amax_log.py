@@ -26,9 +26,7 @@ class AmaxLog:
     """The amax of each tensor at each step, the largest over calls and ranks, in arrays with one entry for each.
 
     Attributes:
-        keys: the tensors.
         bounds: entries ``bounds[i]:bounds[i + 1]`` are those of tensor i, sorted by step.
-        steps: step of each entry.
         amax: of each entry; NaN if unknown.
         non_finite: whether any row of the entry held a NaN or +Inf.
     """

@@ -45,8 +45,6 @@ class Stale:
     """The step on which a delayed scale was most outdated.
 
     Attributes:
-        amax: of the tensor on that step.
-        scale: the recipe's scale on that step.
         binades: log2 of amax times scale over the format's maximum.
     """
 
@@ -154,7 +152,6 @@ def replay_recipes(
     Gradients keep their recorded loss scale, because real casts see it as well.
 
     Args:
-        format_of: returns the format of a kind.
         wanted: returns whether to replay a module; default: all.
         steps: half-open range of the steps to count; histories also use earlier steps.
 

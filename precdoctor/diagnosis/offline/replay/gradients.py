@@ -38,7 +38,6 @@ class RunGradients:
     Attributes:
         updates: the run's own updates.
         gradients: for each update the overflow limit and exponents, which hold for any loss scale.
-        format: the format of the gradients.
         hypothetical: whether no gradient of the run was in ``format``, so that all are treated as if they were.
         sampled: number of updates with recorded gradients.
         bounded: number of updates without, but with a gradient norm.

@@ -67,9 +67,7 @@ class Forecast:
     """The prediction for one tensor.
 
     Attributes:
-        seen: the tensor.
         step, rank, call: of its worst row under the recipe; None if there is no prediction.
-        totals: over all rows.
         drawn: exponents over all rows, for a plot.
         prediction: of that row; None if unknown.
         misses: the limits it breaks.
@@ -106,10 +104,8 @@ class Answer:
     """The predictions for all tensors of a question.
 
     Attributes:
-        kinds: the kinds of tensors.
         forecasts: tensors that fail, the worst first; then those that hold; then those without a prediction.
         steps: the recorded steps they are based on, ascending.
-        rows: number of rows read.
         non_finite: number of rows left out because they hold a NaN or +Inf.
         vectors: number of one-dimensional weights left out: no recipe casts biases and gains.
     """

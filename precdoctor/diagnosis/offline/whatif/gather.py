@@ -46,8 +46,6 @@ class Selection:
     """The rows to gather.
 
     Attributes:
-        wanted: returns whether to gather a tensor.
-        kinds: kinds of tensors to read.
         steps: half-open range; None for no bound.
     """
 

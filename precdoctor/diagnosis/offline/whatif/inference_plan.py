@@ -57,7 +57,6 @@ class InferencePlan:
         steps: the recorded calls it is based on, ascending.
         weights: bytes of the planned weights, now and under the plan.
         cache: the layers of the cache, in execution order.
-        warnings: sentences.
     """
 
     target: Target

@@ -49,9 +49,7 @@ class OperandPlan:
     """One operand in the chosen precision.
 
     Attributes:
-        role: ``weight``, ``input`` or ``grad_output``.
         source: module and kind of the recorded tensor.
-        recipe: format and scaling.
         step: its worst step.
         growth: binades that amax (without a scale) or amax over the geometric mean (with one) gains until the horizon.
         prediction: at the worst step, growth included.
@@ -73,7 +71,6 @@ class ModulePlan:
         reason: why the next narrower precision fails; empty for the narrowest.
         operands: the recorded operands in that precision; empty if wide.
         not_recorded: roles of the operands without rows.
-        weight_elements: number of elements of the weight.
     """
 
     root: str
@@ -106,7 +103,6 @@ class Plan:
     Attributes:
         steps: the recorded steps it is based on, ascending.
         horizon: the step to which amax is extrapolated.
-        warnings: sentences.
     """
 
     target: Target
