@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from precdoctor.diagnosis.analyses.histories import by_optimizer, watched_steps
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
@@ -227,9 +227,7 @@ def _repeated_finding(rule: Rule, view: RunView, misuse: Misuse, limit: float) -
         confidence=0.95,
         title=f"gradients are unscaled {misuse.times} times a step: one micro-batch of {misuse.times} counts",
         message=message,
-        location=Location(
-            misuse.root, "" if misuse.root else None, phase=Phase.OPTIMIZER, **vars(misuse.process), step=step
-        ),
+        location=misuse.location(step),
         evidence={
             "unscaled_times": misuse.times,
             "given_share": 1.0 / misuse.times,
@@ -268,7 +266,7 @@ def _rescaled_finding(rule: Rule, _view: RunView, misuse: Misuse, limit: float) 
         f"({percent(misuse.share)}, limit {percent(limit)}) something divided the gradients of {misuse.optimizer} by "
         f"{divisor} after every pass. Each division includes the whole sum so far. Relative to the last micro-batch, "
         f"the one before it counts {factor:.3g} and the first one {factor ** (passes - 1):.3g}.",
-        location=Location(misuse.root, "" if misuse.root else None, phase=Phase.OPTIMIZER, **vars(misuse.process)),
+        location=misuse.location(),
         evidence={
             "factor": factor,
             "unscaled_times": passes,

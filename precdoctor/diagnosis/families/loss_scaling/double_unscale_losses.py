@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from precdoctor.diagnosis.analyses.histories import by_optimizer
-from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Source, at_line
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Source, at_line
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.rows import integer, location, source_of, text
+from precdoctor.diagnosis.survey.rows import integer, source_of, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
@@ -42,6 +42,10 @@ class Misuse:
     @property
     def share(self) -> float:
         return self.steps / max(self.of, 1)
+
+    def location(self, step: int | None = None) -> Location:
+        root, module = self.root, "" if self.root else None
+        return Location(root, module, phase=Phase.OPTIMIZER, step=step, source=self.source, **vars(self.process))
 
 
 def counts(event: Mapping[str, Any], *names: str) -> Iterator[int]:
@@ -80,7 +84,7 @@ def unscaled_loss_finding(rule: Rule, view: RunView, misuse: Misuse, limit: floa
         f"{percent(limit)}) the script called `backward` on the loss that it had passed to `scaler.scale`, "
         f"not on the result. `scaler.step` still divides: the optimizer gets gradients {scale:g} times too small, and "
         "nothing protects them from being flushed to zero in FP16.",
-        location=replace(location(None, Phase.OPTIMIZER, misuse.process, step), source=misuse.source),
+        location=misuse.location(step),
         evidence={
             "given_share": 1.0 / scale,
             "loss_scale": scale,
@@ -119,7 +123,7 @@ def mixed_loss_finding(rule: Rule, view: RunView, misuse: Misuse, _limit: float)
         f"{misuse.optimizer} are the sum of a loss that `scaler.scale` multiplied and of one that it did not. "
         f"`scaler.step` divides the sum by {scale:g}: the loss without the scale counts "
         f"{1.0 / scale:.3g} of what it should.",
-        location=replace(location(None, Phase.OPTIMIZER, misuse.process, step), source=misuse.source),
+        location=misuse.location(step),
         evidence={
             "given_share": 1.0 / scale,
             "loss_scale": scale,
