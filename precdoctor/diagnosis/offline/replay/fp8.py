@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from precdoctor.diagnosis.offline.replay.amax_log import AmaxLog, exponents_of
+from precdoctor.diagnosis.offline.replay.amax_log import AmaxLog, Key, exponents_of
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import NothingRecordedError
 from precdoctor.numerics.arrays import Bools, Floats, Ints
@@ -38,6 +37,7 @@ CANDIDATES: tuple[Recipe, ...] = (
 )
 #: Recipes that flush at most this share are ranked by what they saturate.
 FLUSHED_TARGET = 0.005
+_UNKNOWN = Estimate(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def replay_recipes(
         shares = tuple(
             StepShares(int(numbers[j]), *step_counts.row(j).shares(), int(stale[j])) for j in counted_steps.tolist()
         )
-        out.append(_recipe_replay(str(recipe), log, formats, scale, count, shares))
+        out.append(_recipe_replay(str(recipe), scale, count, shares))
     return tuple(out)
 
 
@@ -207,8 +207,10 @@ def _within(steps: Ints, wanted: tuple[int | None, int | None]) -> Bools:
 # -- scales -----------------------------------------------------------------------------------------------------------
 
 
-def _summary(series: AmaxSeries, scales: ScaleSeries, fmt: Format, within: Bools, beyond: Bools) -> dict[str, Any]:
-    """Summarise the scales of one tensor over the counted steps; keys as the fields of :class:`TensorReplay`."""
+def _tensor(
+    key: Key, series: AmaxSeries, scales: ScaleSeries, fmt: Format, within: Bools, beyond: Bools
+) -> TensorReplay:
+    """Summarise the scales of one tensor over the counted steps; its shares are not yet known."""
 
     def count(mask: Bools) -> int:
         return int(np.count_nonzero(mask & within))
@@ -221,16 +223,20 @@ def _summary(series: AmaxSeries, scales: ScaleSeries, fmt: Format, within: Bools
     if stale.size:
         at = int(stale[np.argmin(headroom[stale])])
         worst = Stale(int(series.steps[at]), float(series.amax[at]), float(scales.scale[at]), -float(headroom[at]))
-    return {
-        "steps": count(within),
-        "stale_steps": int(stale.size),
-        "worst": worst,
-        "padding_binades": float(np.median(known)) if known.size else None,
-        "kept_steps": count(scales.kept & ~scales.cold),
-        "cold_steps": count(scales.cold),
-        "non_finite_steps": count(scales.non_finite),
-        "sparse_steps": count(scales.sparse),
-    }
+    return TensorReplay(
+        *key,
+        format=fmt.name,
+        steps=count(within),
+        flushed=_UNKNOWN,
+        saturated=_UNKNOWN,
+        stale_steps=int(stale.size),
+        worst=worst,
+        padding_binades=float(np.median(known)) if known.size else None,
+        kept_steps=count(scales.kept & ~scales.cold),
+        cold_steps=count(scales.cold),
+        non_finite_steps=count(scales.non_finite),
+        sparse_steps=count(scales.sparse),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,19 +247,19 @@ class _Scales:
         scale: of each entry of the amax log.
         counted: mask of the entries of the counted steps, without cold ones.
         stale: mask of those whose amax saturates.
-        summaries: one :func:`_summary` per tensor.
+        tensors: one :func:`_tensor` for each of the log.
     """
 
     scale: Floats
     counted: Bools
     stale: Bools
-    summaries: tuple[dict[str, Any], ...]
+    tensors: tuple[TensorReplay, ...]
 
     @classmethod
     def of(cls, log: AmaxLog, formats: Sequence[Format], recipe: Recipe, within: Bools) -> _Scales:
-        scale, counted, summaries = np.ones(log.steps.size), within.copy(), []
+        scale, counted, tensors = np.ones(log.steps.size), within.copy(), []
         stale = np.zeros(log.steps.size, dtype=np.bool_)
-        for i, fmt in enumerate(formats):
+        for i, (key, fmt) in enumerate(zip(log.keys, formats, strict=True)):
             part = slice(int(log.bounds[i]), int(log.bounds[i + 1]))
             series = AmaxSeries(log.steps[part], log.amax[part], log.non_finite[part])
             found = scale_series(series, fmt, recipe)
@@ -261,24 +267,14 @@ class _Scales:
             counted[part] &= ~found.cold
             beyond = fmt.overflows(series.amax * found.scale)
             stale[part] = beyond & counted[part]
-            summaries.append(_summary(series, found, fmt, within[part], beyond))
-        return cls(scale, counted, stale, tuple(summaries))
+            tensors.append(_tensor(key, series, found, fmt, within[part], beyond))
+        return cls(scale, counted, stale, tuple(tensors))
 
 
-def _recipe_replay(
-    recipe: str,
-    log: AmaxLog,
-    formats: Sequence[Format],
-    scales: _Scales,
-    counts: CastCounts,
-    steps: tuple[StepShares, ...],
-) -> RecipeReplay:
+def _recipe_replay(recipe: str, scales: _Scales, counts: CastCounts, steps: tuple[StepShares, ...]) -> RecipeReplay:
     """Combine scales and counts to the replay of one recipe; tensors without a counted step are left out."""
-    tensors = []
-    for i, (key, fmt, course) in enumerate(zip(log.keys, formats, scales.summaries, strict=True)):
-        if course["steps"]:
-            flushed, saturated = counts.row(i).shares()
-            tensors.append(TensorReplay(*key, format=fmt.name, flushed=flushed, saturated=saturated, **course))
+    shares = ((t, *counts.row(i).shares()) for i, t in enumerate(scales.tensors) if t.steps)
+    tensors = [replace(t, flushed=flushed, saturated=saturated) for t, flushed, saturated in shares]
     tensors.sort(key=lambda t: (-t.saturated.estimate, -t.stale_steps, -t.flushed.estimate, t.module, t.kind, t.name))
     stale = sum(t.stale_steps > 0 for t in tensors)
     return RecipeReplay(recipe, tuple(tensors), *counts.shares(), stale, steps)
