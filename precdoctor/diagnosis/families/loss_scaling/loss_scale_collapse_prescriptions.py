@@ -41,17 +41,16 @@ def lower_bound(steps: Sequence[StepFacts], least: float) -> float | None:
 def prescriptions(
     view: RunView, steps: Sequence[StepFacts], start: float, end: float, culprits: Culprits, bound: float | None
 ) -> tuple[Prescription, ...]:
-    """At least one prescription; those that are predicted to save a good part of the skipped steps come first.
+    """At least one prescription; of a scaler without a bound only such as save a good part of the skipped steps.
 
     Args:
         steps: all scaled steps of the process, including skipped ones.
         start, end: the scale before and after the fall.
         bound: the scaler's :func:`lower_bound`.
     """
-    candidates = sorted(_candidates(view, steps, start, end, culprits, bound), key=lambda p: not is_worthwhile(p))
-    if bound is None:  # with a bound, keep them all: removing it may save more skips than predicted
-        candidates = [p for p in candidates if is_worthwhile(p)]
-    return tuple(candidates) or (_bfloat16(view, steps, end),)
+    candidates = _candidates(view, steps, start, end, culprits, bound)
+    # with a bound, keep them all: removing it may save more skips than predicted
+    return tuple(p for p in candidates if bound is not None or is_worthwhile(p)) or (_bfloat16(view, steps, end),)
 
 
 def shorter_interval(
