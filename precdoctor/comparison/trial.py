@@ -18,7 +18,7 @@ from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.engine import RuleOptions, diagnose_view, resolve_options
 from precdoctor.diagnosis.offline.whatif.forecast import forecast_of
 from precdoctor.diagnosis.offline.whatif.gather import Selection, gather
-from precdoctor.diagnosis.offline.whatif.operands import modules_with_operands, tied_modules
+from precdoctor.diagnosis.offline.whatif.operands import modules_with_operands
 from precdoctor.diagnosis.offline.whatif.plan_file import Figures, PlanFile, PlannedCast
 from precdoctor.diagnosis.registry import select_rules
 from precdoctor.diagnosis.survey.measures import column
@@ -233,8 +233,7 @@ def _starts_differ(before: RunView, after: RunView, step: int) -> str | None:
 def _casts(plan: PlanFile, before: RunView, after: RunView) -> Iterator[CastOutcome]:
     recipes = tuple(dict.fromkeys(c.recipe for c in plan.casts))
     gathered = gather(before.run, Selection(lambda _key: True, _KINDS), recipes, plan.target)
-    tied = tied_modules(rank.facts for rank in before.run.ranks)
-    operands = {(m.root, m.module): m for m in modules_with_operands(gathered.seen, tied)}
+    operands = {(m.root, m.module): m for m in modules_with_operands(gathered.seen, before.run)}
     done: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
     for event in after.events_of("casts"):
         data = event["data"]
@@ -251,7 +250,7 @@ def _casts(plan: PlanFile, before: RunView, after: RunView) -> Iterator[CastOutc
                 seen = main  # the operand is recorded under another module
             forecast = None
             if seen is not None:
-                forecast = forecast_of(seen, recipes.index(planned.recipe), planned.recipe, plan.target)
+                forecast = forecast_of(seen, planned.recipe, plan.target)
             counts = _counts(data)
             overall = _figures(counts.values())
             if overall is None:

@@ -140,9 +140,7 @@ def accumulation_error(length: int, operands: Operands, accumulator: Accumulator
 
     Sums of more than :data:`LONGEST` products are measured at that length: a lower bound, because errors grow with it.
 
-    Args:
-        length: products per sum.
-        accumulator: default: Hopper's, without promotion.
+    The default accumulator is Hopper's, without promotion.
 
     Raises:
         ValueError: ``length`` is below 1.
@@ -165,14 +163,10 @@ def accumulation_error(length: int, operands: Operands, accumulator: Accumulator
     )
 
 
-def _samples(length: int) -> int:
-    return max(8, min(SAMPLES, _BUDGET // length))
-
-
 def _products(length: int, operands: Operands) -> Floats:
     """Return the exact products of random E4M3 operands, shape ``(rows, length)``; always the same."""
     rng = np.random.default_rng(0)
-    rows = _samples(length)
+    rows = max(8, min(SAMPLES, _BUDGET // length))
     factors = []
     for _ in range(2):
         x = rng.standard_normal((rows, length))

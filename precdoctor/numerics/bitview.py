@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from precdoctor.numerics.casting_array import cast_array, decode, decode_magnitude, encode_array
+from precdoctor.numerics.casting_array import cast_array, decode, encode_array
 from precdoctor.numerics.formats import Format, Kind, NaN
 
 
@@ -102,7 +102,7 @@ def neighbours(stored: float, fmt: Format) -> tuple[float | None, float | None]:
     lowest = -fmt.max_code if fmt.sign_bits else 0
 
     def at(p: int) -> float | None:
-        return math.copysign(decode_magnitude(abs(p), fmt), p) if lowest <= p <= fmt.max_code else None
+        return math.copysign(decode(abs(p), fmt), p) if lowest <= p <= fmt.max_code else None
 
     return at(position - 1), at(position + 1)
 

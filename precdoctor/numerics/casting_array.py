@@ -7,7 +7,6 @@ neighbour of a number is the next code, rounding up is adding one, and "even" is
 from __future__ import annotations
 
 import functools
-import math
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +27,6 @@ def encode_array(values: npt.ArrayLike, fmt: Format, *, saturate: bool = False) 
 
     Args:
         values: any shape; every dtype that float64 holds exactly.
-        fmt: the target format.
         saturate: clip instead of overflowing.
 
     Returns:
@@ -57,7 +55,7 @@ def encode_array(values: npt.ArrayLike, fmt: Format, *, saturate: bool = False) 
 
 
 def decode_array(codes: npt.ArrayLike, fmt: Format) -> Floats:
-    """Return the values of codes, any shape, as float64.
+    """Return the values of codes, any shape, as float64; the formula is in ``formats.py``.
 
     Raises:
         ValueError: a code has more bits than the format.
@@ -65,18 +63,7 @@ def decode_array(codes: npt.ArrayLike, fmt: Format) -> Floats:
     code = np.asarray(codes, dtype=np.uint64)
     if fmt.bits < 64 and code.size and int(code.max()) >> fmt.bits:
         raise ValueError(f"{fmt.name} has codes from 0 to {(1 << fmt.bits) - 1}, got {int(code.max())}")
-    if fmt.bits <= 16:
-        return _table(fmt)[code]
-    m = np.uint64(fmt.mantissa_bits)
-    below_sign = np.uint64((1 << (fmt.bits - 1)) - 1)
-    magnitude = code & below_sign
-    exponent = (magnitude >> m).astype(np.int64)
-    mantissa = magnitude & np.uint64((1 << fmt.mantissa_bits) - 1)
-    steps = np.where(exponent > 0, mantissa + np.uint64(1 << fmt.mantissa_bits), mantissa).astype(np.float64)
-    with np.errstate(over="ignore"):  # codes of Inf and NaN, replaced below
-        value = np.ldexp(steps, np.maximum(exponent, 1) - fmt.bias - fmt.mantissa_bits)
-    value = np.where(magnitude > fmt.max_code, np.where(magnitude == fmt.max_code + 1, np.inf, np.nan), value)
-    return np.where(code > below_sign, -value, value)
+    return _table(fmt)[code] if fmt.bits <= 16 else _values(code, fmt)
 
 
 def cast_array(values: npt.ArrayLike, fmt: Format, *, saturate: bool = False) -> Floats:
@@ -86,7 +73,24 @@ def cast_array(values: npt.ArrayLike, fmt: Format, *, saturate: bool = False) ->
 
 @functools.cache
 def _table(fmt: Format) -> Floats:
-    return np.array([decode(code, fmt) for code in range(1 << fmt.bits)])
+    return _values(np.arange(1 << fmt.bits, dtype=np.uint64), fmt)
+
+
+def _values(code: Codes, fmt: Format) -> Floats:
+    if fmt.kind is Kind.INTEGER:
+        return np.where(code > fmt.max_code, code.astype(np.float64) - 2.0**fmt.bits, code.astype(np.float64))
+    below_sign = np.uint64((1 << (fmt.exponent_bits + fmt.mantissa_bits)) - 1)
+    magnitude = code & below_sign
+    exponent = (magnitude >> np.uint64(fmt.mantissa_bits)).astype(np.int64)
+    mantissa = magnitude & np.uint64((1 << fmt.mantissa_bits) - 1)
+    first = 0 if fmt.kind is Kind.SCALE else 1  # lowest exponent field of normal numbers
+    steps = np.where(exponent >= first, mantissa + np.uint64(1 << fmt.mantissa_bits), mantissa).astype(np.float64)
+    with np.errstate(over="ignore"):  # codes of Inf and NaN, replaced below
+        value = np.ldexp(steps, np.maximum(exponent, first) - fmt.bias - fmt.mantissa_bits)
+    infinite = (magnitude == fmt.max_code + 1) & fmt.has_infinity
+    nan = (magnitude > fmt.max_code) | ((code > below_sign) & (magnitude == 0) & (fmt.nan is NaN.NEGATIVE_ZERO))
+    value = np.where(infinite, np.inf, np.where(nan, np.nan, value))
+    return np.where(code > below_sign, -value, value)
 
 
 def _round_magnitudes(magnitude: Floats, fmt: Format) -> Ints:
@@ -116,34 +120,10 @@ def _with_signs(magnitude: Codes, fmt: Format, negative: Bools) -> Codes:
 
 
 def decode(code: int, fmt: Format) -> float:
-    """Return the value of a code.
-
-    Raises:
-        ValueError: the code has more bits than the format.
-    """
-    if not 0 <= code < 1 << fmt.bits:
+    """:func:`decode_array` of one code."""
+    if code < 0:
         raise ValueError(f"{fmt.name} has codes from 0 to {(1 << fmt.bits) - 1}, got {code}")
-    if fmt.kind is Kind.INTEGER:
-        return float(code - (1 << fmt.bits) if code >> (fmt.bits - 1) else code)
-    negative = bool(fmt.sign_bits) and code >> (fmt.bits - 1) == 1
-    magnitude_code = code & ((1 << (fmt.exponent_bits + fmt.mantissa_bits)) - 1)
-    if negative and magnitude_code == 0 and fmt.nan is NaN.NEGATIVE_ZERO:
-        return math.nan
-    if magnitude_code > fmt.max_code:
-        infinite = fmt.has_infinity and magnitude_code == fmt.max_code + 1
-        return math.copysign(math.inf, -negative or 1) if infinite else math.nan
-    magnitude = decode_magnitude(magnitude_code, fmt)
-    return -magnitude if negative else magnitude
-
-
-def decode_magnitude(code: int, fmt: Format) -> float:
-    """Return the value of a code without its sign, at most ``fmt.max_code``; the formula is in ``formats.py``."""
-    if fmt.kind is Kind.SCALE:
-        return math.ldexp(1.0, code - fmt.bias)
-    exponent, mantissa = code >> fmt.mantissa_bits, code & ((1 << fmt.mantissa_bits) - 1)
-    if exponent == 0:
-        return math.ldexp(mantissa, 1 - fmt.bias - fmt.mantissa_bits)
-    return math.ldexp((1 << fmt.mantissa_bits) + mantissa, exponent - fmt.bias - fmt.mantissa_bits)
+    return float(decode_array(code, fmt))
 
 
 def nan_code(fmt: Format) -> int:

@@ -37,6 +37,14 @@ class Estimate:
         """Clamp the estimate to the bounds."""
         return cls(low, high, min(max(estimate, low), high))
 
+    @classmethod
+    def mean(cls, each: Sequence[Estimate], weights: Sequence[float] | None = None) -> Estimate:
+        """Return the mean, weighted if there are ``weights``; 0 if they sum to 0."""
+        weights = [1.0] * len(each) if weights is None else weights
+        total = max(math.fsum(weights), 1.0)
+        ends = ([getattr(e, end) for e in each] for end in ("low", "high", "estimate"))
+        return cls.of(*(math.fsum(w * x for w, x in zip(weights, values, strict=True)) / total for values in ends))
+
 
 @dataclass(frozen=True, eq=False)
 class Cells:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from precdoctor.errors import UsageError
 
@@ -140,6 +141,10 @@ class Format:
         The even neighbour is the one outside, except in E4M3FN: its 448 has an even code, so 464 still rounds to 448.
         """
         return self.kind is Kind.SCALE or self.max_code % 2 == 1
+
+    def overflows(self, magnitude: Any) -> Any:
+        """Whether magnitudes (a number, an array or a torch tensor) overflow under round-to-nearest; false for NaN."""
+        return magnitude >= self.overflow_limit if self.tie_overflows else magnitude > self.overflow_limit
 
     @property
     def ulp_at_one(self) -> float:

@@ -134,32 +134,24 @@ def scale_series(series: AmaxSeries, fmt: Format, recipe: Recipe) -> ScaleSeries
     The amax between samples is unknown: a history of K steps uses the samples among them, and at least the last sample
     before. So a log sampled every N steps shows scales up to N steps staler than those of the run.
 
-    Args:
-        series: amax of the tensor.
-        fmt: the target format.
-        recipe: current or delayed scaling.
     """
-    n = series.steps.size
     usable = series.usable
     amax = np.where(usable, series.amax, 0.0)
+    at = np.arange(amax.size)
     if isinstance(recipe, CurrentScaling):
-        first, last = np.arange(n), np.arange(n) + 1
-        sparse = np.zeros(n, dtype=np.bool_)
+        first, last, sparse = at, at + 1, np.zeros(at.shape, dtype=np.bool_)
     else:
         within = np.searchsorted(series.steps, series.steps - recipe.history)
-        last = np.arange(n)
-        sparse = (within == last) & (last > 0)
-        first = np.maximum(np.minimum(within, last - 1), 0)
+        first, last, sparse = np.maximum(np.minimum(within, at - 1), 0), at, (within == at) & (at > 0)
     if isinstance(recipe, DelayedScaling) and recipe.amax is Amax.MOST_RECENT:
-        newest = np.maximum.accumulate(np.where(usable, np.arange(n), -1)) if n else np.zeros(0, dtype=np.int64)
-        before = np.concatenate([[-1], newest[:-1]]) if n else newest
-        largest = np.where(before >= first, amax[np.maximum(before, 0)] if n else amax, 0.0)
+        newest = np.r_[-1, np.maximum.accumulate(np.where(usable, at, -1))][:-1]
+        largest = np.where(newest >= first, amax[np.maximum(newest, 0)], 0.0)
     else:
         largest = _window_max(amax, first, last)
     scale = _scale_of(largest, fmt, recipe.margin)
     kept = largest == 0.0
     bad = _window_max(series.non_finite.astype(np.float64), first, last) > 0.0
-    cold = np.logical_and.accumulate(kept) if n else kept
+    cold = np.logical_and.accumulate(kept)
     return ScaleSeries(_filled(scale, kept), kept, cold, bad, sparse)
 
 
@@ -172,7 +164,7 @@ def _scale_of(amax: Floats, fmt: Format, margin: int) -> Floats:
 
 def _filled(scale: Floats, kept: Bools) -> Floats:
     """Replace the scales marked ``kept`` by the last scale before them that is not marked; by 1 if there is none."""
-    at = np.maximum.accumulate(np.where(kept, -1, np.arange(scale.size))) if scale.size else np.zeros(0, dtype=np.int64)
+    at = np.maximum.accumulate(np.where(kept, -1, np.arange(scale.size)))
     return np.where(at < 0, 1.0, scale[np.maximum(at, 0)])
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from precdoctor.numerics.arrays import Floats, Ints
+from precdoctor.numerics.cast_counts import CastCounts
 from precdoctor.numerics.cells import (
     Cells,
     Estimate,
@@ -29,8 +30,9 @@ from precdoctor.numerics.cells import (
     squared_errors,
 )
 from precdoctor.numerics.formats import Format, Kind
+from precdoctor.numerics.histogram import Histograms
 from precdoctor.numerics.prediction import Prediction
-from precdoctor.numerics.tally import Bins, Tally, ragged, tally
+from precdoctor.numerics.tally import Bins, tally
 
 #: Which elements share a scale: values of ``--scaling``, and prefixes of the log's columns.
 GROUPINGS = ("token", "channel", "head", "group128")
@@ -113,40 +115,37 @@ def _cells(counts: Floats, fmt: Format) -> Cells:
 
 
 def tally_groups(
-    lengths: Ints, counts: Ints, energy: Floats, elements: Ints, sum_sq: Floats, fmt: Format
-) -> tuple[Tally, Bins]:
-    """Predict a cast of many tensors from their columns; see :func:`precdoctor.numerics.tally.tally`.
+    ratios: Histograms, energy: Floats, elements: Ints, sum_sq: Floats, fmt: Format
+) -> tuple[CastCounts, Floats, Bins]:
+    """Predict a cast of many tensors from their columns: counts and errors as of :func:`.tally.tally`, and the bins.
 
     Args:
-        lengths: entries of each tensor's histogram, shape ``(tensors,)``.
-        counts: the entries of all tensors, one after the other; ``energy`` likewise.
-        energy: see :class:`GroupHistogram`.
+        ratios: the elements of each tensor by their ratio to the amax of their group; see :class:`GroupHistogram`.
+        energy: one entry for each of ``ratios.counts``.
         elements: number of finite non-zero elements of each tensor, shape ``(tensors,)``.
         sum_sq: sum of squares of each tensor, shape ``(tensors,)``.
-        fmt: the format.
     """
-    tensor, r = ragged(lengths)
-    used = counts > 0
-    tensor, r, n = tensor[used], r[used], counts[used].astype(np.float64)
+    used = ratios.counts > 0
+    tensor, r, n = ratios.whose[used], ratios.bins[used], ratios.counts[used].astype(np.float64)
     hi = np.ldexp(fmt.max, -r)
     lo = np.where(r < LIMIT - 1, hi / 2.0, 0.0)
-    whole, at = np.flatnonzero(elements), np.bincount(tensor, n, minlength=lengths.size)
+    whole = np.flatnonzero(elements)
     peak = np.full(whole.size, fmt.max)
     lo, hi = np.concatenate([lo, peak]), np.concatenate([hi, peak])
     bins = Bins(
-        lengths.size,
+        elements.size,
         np.concatenate([tensor, whole]),
-        np.concatenate([n, (elements - at)[whole]]),
+        np.concatenate([n, (elements - ratios.total)[whole]]),
         lo,
         hi,
         np.concatenate([np.zeros(n.size, np.bool_), np.ones(whole.size, np.bool_)]),
         lo,
         hi,
     )
-    found = tally(bins, fmt)
-    noise = np.bincount(tensor, energy[used] * _likely_errors(fmt)[r], minlength=lengths.size).astype(np.float64)
+    counts, _ = tally(bins, fmt)
+    noise = np.bincount(tensor, energy[used] * _likely_errors(fmt)[r], minlength=elements.size).astype(np.float64)
     error = np.minimum(np.divide(noise, sum_sq, out=np.zeros_like(noise), where=sum_sq > 0.0), 1.0)
-    return Tally(found.elements, found.flushed, found.saturated, error), bins
+    return counts, error, bins
 
 
 @lru_cache(maxsize=64)

@@ -253,6 +253,16 @@ class Histograms:
         low, high = (np.where(np.isinf(limit), self.total, self.below(end)) for end in (k + closed, k + 1))
         return np.where(limit > 0.0, low, 0), np.where(limit > 0.0, high, 0)
 
+    def positions(self, share: float) -> Floats:
+        """log2 of the magnitude that ``share`` of each tensor's elements lie below, shape ``(tensors,)``.
+
+        Elements are spread evenly over log2 in their bin. No tensor may be empty.
+        """
+        wanted = share * self.total
+        before = self._running[self._starts]
+        at = np.searchsorted(self._running, before + np.maximum(wanted, 1e-9)) - 1  # the first bin that reaches it
+        return self.bins[at] + (wanted - self.preceding[at]) / self.counts[at]
+
     def window(self, first: int, size: int) -> Ints:
         """Return the counts of bins ``first .. first + size - 1``, shape ``(tensors, size)``; 0 for absent bins."""
         out = np.zeros((self.lengths.size, size), dtype=np.int64)

@@ -25,7 +25,7 @@ from precdoctor.numerics.step_gradients import StepGradients
 
 #: An interval longer than any run: the scale stays until it overflows.
 NEVER = 1 << 62
-#: Torch's own growth interval.
+#: Growth interval of ``torch.amp.GradScaler``, in steps.
 STOCK_INTERVAL = 2000
 #: Growth intervals that the search tries: those short enough to matter in a run, and the stock one.
 INTERVALS = (50, 100, 200, 500, 1000, STOCK_INTERVAL)
@@ -72,7 +72,7 @@ class ScalerPolicy:
     init: float = 65536.0
     growth: float = 2.0
     backoff: float = 0.5
-    interval: int = 2000
+    interval: int = STOCK_INTERVAL
     min_scale: float = 0.0
     max_scale: float = FP32.max
 
@@ -183,7 +183,7 @@ def simulate(
                 flushed.append(share)
         last = ScalerState(before.scale, before.growth_tracker + stop - 1 - first)
         state = policy.after(last, overflow=overflow)
-    return ScalerReplay(policy, tuple(steps), state, mean_share(flushed), len(flushed))
+    return ScalerReplay(policy, tuple(steps), state, Estimate.mean(flushed) if flushed else None, len(flushed))
 
 
 def levels(policy: ScalerPolicy, limits: Floats, state: ScalerState) -> Iterator[tuple[int, int, ScalerState, bool]]:
@@ -212,17 +212,6 @@ def levels(policy: ScalerPolicy, limits: Floats, state: ScalerState) -> Iterator
         first = stop
 
 
-def mean_share(shares: Sequence[Estimate | None]) -> Estimate | None:
-    """Return the mean of the known shares; None if none is known."""
-    known = [s for s in shares if s is not None]
-    if not known:
-        return None
-    low, high, estimate = (
-        math.fsum(getattr(s, end) for s in known) / len(known) for end in ("low", "high", "estimate")
-    )  # fmt: skip
-    return Estimate.of(low, high, estimate)
-
-
 def share_lost(skipped: int, steps: int, flushed: float) -> float:
     """Share of gradient elements lost if ``skipped`` steps lose all of theirs and the others ``flushed`` on average."""
     return (skipped + (steps - skipped) * flushed) / steps if steps else 0.0
@@ -247,44 +236,25 @@ class PolicyScore:
     highest: float
 
 
-def search(
-    gradients: Sequence[StepGradients],
-    *,
-    base: ScalerPolicy | None = None,
-    inits: Sequence[float] = INITS,
-    intervals: Sequence[int] = INTERVALS,
-) -> list[PolicyScore]:
-    """Score every combination of ``inits`` and ``intervals`` on a run, the least ``lost`` first.
+def search(gradients: Sequence[StepGradients], base: ScalerPolicy | None = None) -> list[PolicyScore]:
+    """Score every combination of :data:`INITS` and :data:`INTERVALS` on a run, the least ``lost`` first.
 
     If several lose the same (to within :data:`TOLERANCE`, with equally few skipped steps), the first is the one with
     the longest interval, which causes the fewest trial overflows, and among these the one in the middle of their
     initial scales, which leaves room on both sides.
 
-    Args:
-        gradients: of the run, in order.
-        base: policy that all other settings are taken from; default: torch's.
-        inits: initial scales; those outside the limits of ``base`` are left out.
-        intervals: growth intervals; of those longer than the run only one is tried: torch's own, else the shortest.
+    ``base``: policy that all other settings are taken from; default: torch's.
     """
-    base = base or ScalerPolicy()
     scorer = _Scorer(gradients)
-    longer = [n for n in intervals if n > len(gradients)]
-    told_apart = [n for n in intervals if n <= len(gradients)] + ([_stock(longer)] if longer else [])
-    allowed = [scale for scale in inits if base.min_scale <= scale <= base.max_scale]
-    tried = [replace(base, init=scale, interval=steps) for scale in allowed for steps in told_apart]
-    scores = sorted((scorer.score(p) for p in tried), key=lambda s: (s.lost, s.skipped, -s.policy.interval))
-    equal = [s for s in scores if s.lost <= scores[0].lost + TOLERANCE]
-    fewest = min((s.skipped for s in equal), default=0)
-    equal = [s for s in equal if s.skipped == fewest]
-    longest = max((s.policy.interval for s in equal), default=0)
-    equal = sorted((s for s in equal if s.policy.interval == longest), key=lambda s: s.policy.init)
-    first = equal[len(equal) // 2] if equal else None
-    return ([first] if first is not None else []) + [s for s in scores if s is not first]
-
-
-def _stock(intervals: Sequence[int]) -> int:
-    """Return torch's own interval if it is among ``intervals``, else the shortest."""
-    return STOCK_INTERVAL if STOCK_INTERVAL in intervals else min(intervals)
+    # Of the intervals longer than the run only torch's own is tried: all of them give the same scales.
+    intervals = [n for n in INTERVALS if n <= len(gradients) or n == STOCK_INTERVAL]
+    tried = [replace(base or ScalerPolicy(), init=scale, interval=n) for scale in INITS for n in intervals]
+    scores = sorted(map(scorer.score, tried), key=lambda s: (s.lost, s.skipped, -s.policy.interval))
+    close = [s for s in scores if s.lost <= scores[0].lost + TOLERANCE]
+    best = min((s.skipped, -s.policy.interval) for s in close)
+    equal = [s for s in close if (s.skipped, -s.policy.interval) == best]
+    first = sorted(equal, key=lambda s: s.policy.init)[len(equal) // 2]
+    return [first, *(s for s in scores if s is not first)]
 
 
 class _Scorer:

@@ -57,12 +57,12 @@ class NarrowCast:
         if isinstance(fmt, BlockFormat):
             if fmt.block[0] != 1:
                 raise UsageError(f"{fmt.name} cannot be applied; blocks of one row can")
-            known: tuple[str, ...] = tuple(rule.value for rule in ScaleRule)
+            rules = [rule.value for rule in ScaleRule]
+            fits, known = scaling in rules, ", ".join(rules)
         else:
-            known = (_NONE, _TENSOR)
-        if scaling not in known and (isinstance(fmt, BlockFormat) or not _is_scale(scaling)):
-            number = "" if isinstance(fmt, BlockFormat) else " or a positive number"
-            raise UsageError(f"{fmt.name} is scaled by {', '.join(known)}{number}, not by {scaling!r}")
+            fits, known = scaling in (_NONE, _TENSOR) or _is_scale(scaling), "none, tensor or a positive number"
+        if not fits:
+            raise UsageError(f"{fmt.name} is scaled by {known}, not by {scaling!r}")
         return cls(fmt, scaling)
 
 

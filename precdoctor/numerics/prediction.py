@@ -118,8 +118,6 @@ def predict(
 
     Args:
         statistics: of the tensor before scaling.
-        fmt: an element format.
-        scale: the multiplier before the cast.
         saturate: clip out-of-range elements rather than turn them into Inf; default: true for a format without Inf.
 
     Raises:

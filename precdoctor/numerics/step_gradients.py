@@ -31,13 +31,6 @@ class OverflowLimit:
     overflows_from: float
     estimate: float
 
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.clean_up_to <= self.estimate <= self.overflows_from:
-            raise ValueError(
-                f"clean up to {self.clean_up_to!r}, overflowing from {self.overflows_from!r}, likely from "
-                f"{self.estimate!r} contradict each other"
-            )
-
     @classmethod
     def unknown(cls) -> OverflowLimit:
         """Nothing is known; every scale is assumed to be clean."""
@@ -88,7 +81,7 @@ class OverflowLimit:
 
         0 if no scale is clean, Inf if every scale is. ``low`` is surely clean.
         """
-        low = _power_at_most(self.clean_up_to)
+        low = _power_below(math.nextafter(self.clean_up_to, math.inf))
         return Estimate.of(low, max(low, _power_below(self.overflows_from)), _power_below(self.estimate))
 
 
@@ -99,20 +92,11 @@ def _first_overflowing(amax: float, fmt: Format) -> float:
     scale = fmt.overflow_limit / amax
     if scale == math.inf:
         return scale
-
-    def leaves(s: float) -> bool:
-        return amax * s >= fmt.overflow_limit if fmt.tie_overflows else amax * s > fmt.overflow_limit
-
-    while leaves(math.nextafter(scale, 0.0)):
+    while fmt.overflows(amax * math.nextafter(scale, 0.0)):
         scale = math.nextafter(scale, 0.0)
-    while not leaves(scale):
+    while not fmt.overflows(amax * scale):
         scale = math.nextafter(scale, math.inf)
     return scale
-
-
-def _power_at_most(value: float) -> float:
-    """Return the largest power of two up to ``value``; 0 and Inf stay."""
-    return value if value in (0.0, math.inf) else math.ldexp(1.0, math.frexp(value)[1] - 1)
 
 
 def _power_below(value: float) -> float:

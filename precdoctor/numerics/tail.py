@@ -122,9 +122,14 @@ def _fitted(survivors: Ints, zeros: Ints) -> Floats:
     return counts
 
 
+def masses(histogram: ExponentHistogram) -> Floats:
+    """Estimate the sum of the magnitudes in each bin, each taken at the middle of the bin."""
+    return histogram.counts * _middles(histogram.lo, histogram.counts.size)
+
+
 def magnitude(histogram: ExponentHistogram) -> float:
-    """Estimate the sum of the magnitudes in a histogram, each taken at the middle of its bin."""
-    return float((histogram.counts * _middles(histogram.lo, histogram.counts.size)).sum())
+    """Estimate the sum of the magnitudes in a histogram."""
+    return float(masses(histogram).sum())
 
 
 def magnitudes(histograms: Histograms) -> Floats:

@@ -15,10 +15,11 @@ import numpy as np
 from precdoctor.numerics.arrays import Bools, Floats, Ints
 from precdoctor.numerics.block_prediction import placement
 from precdoctor.numerics.blocks import BlockFormat, BlockHistogram, ScaleRule
+from precdoctor.numerics.cast_counts import CastCounts
 from precdoctor.numerics.casting_array import cast_array
 from precdoctor.numerics.cells import Cells, Limits, quantum
 from precdoctor.numerics.formats import Format
-from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN
+from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, Histograms
 
 _LARGEST = float(np.finfo(np.float64).max)
 
@@ -43,27 +44,22 @@ class Bins:
     likely_hi: Floats
 
     @classmethod
-    def of_histograms(
-        cls, first: Ints, lengths: Ints, counts: Ints, amax: Floats, amin_nonzero: Floats, scale: Floats
-    ) -> Bins:
+    def of_histograms(cls, histograms: Histograms, amax: Floats, amin_nonzero: Floats, scale: Floats) -> Bins:
         """Build bins from the columns ``exp_lo, exp_hist, amax, amin_nonzero`` of many rows.
 
         Args:
-            first: bin of each tensor's first count, shape ``(tensors,)``; any number for a tensor without counts.
-            lengths: number of counts of each tensor.
-            counts: the counts of all tensors, shape ``(lengths.sum(),)``.
+            histograms: the exponents of each tensor.
             amax: largest magnitude of each tensor, NaN if unknown; ``amin_nonzero`` likewise for the smallest.
             scale: the multiplier before the cast, finite and positive.
         """
-        tensor, place = ragged(lengths)
-        used = counts > 0
-        tensor, k, n = tensor[used], (first[tensor] + place)[used], counts[used].astype(np.float64)
+        tensors = histograms.lengths.size
+        tensor, k, n = _used(histograms)
         with np.errstate(over="ignore", under="ignore"):
             lo = np.where(k > EXP_MIN, np.ldexp(1.0, k), 0.0)
             hi = np.where(k < EXP_MAX, np.ldexp(1.0, np.minimum(k, 1022) + 1), _LARGEST)
             hi = np.fmax(np.fmin(hi, amax[tensor]), lo)
-            top = np.searchsorted(tensor, np.arange(lengths.size), side="right") - 1  # the last used bin of each tensor
-            known = np.flatnonzero(np.bincount(tensor, minlength=lengths.size).astype(bool) & (amax > 0.0))
+            top = np.searchsorted(tensor, np.arange(tensors), side="right") - 1  # the last used bin of each tensor
+            known = np.flatnonzero(np.bincount(tensor, minlength=tensors).astype(bool) & (amax > 0.0))
             n[top[known]] -= 1.0  # if amax is known, the largest element becomes a bin of its own
             peak = np.minimum(amax[known] * scale[known], _LARGEST)
             closed = amin_nonzero[tensor] >= lo
@@ -72,20 +68,17 @@ class Bins:
         lo, hi = np.concatenate([lo, peak]), np.concatenate([hi, peak])
         closed = np.concatenate([closed | (lo[: closed.size] == 0.0), np.ones(known.size, dtype=np.bool_)])
         n = np.concatenate([n, np.ones(known.size)])
-        return cls(lengths.size, np.concatenate([tensor, known]), n, lo, hi, closed, lo, hi)
+        return cls(tensors, np.concatenate([tensor, known]), n, lo, hi, closed, lo, hi)
 
     @classmethod
-    def of_blocks(cls, lengths: Ints, counts: Ints, blocks: Ints, fmt: BlockFormat, rule: ScaleRule) -> Bins:
+    def of_blocks(cls, below: Histograms, blocks: Ints, fmt: BlockFormat, rule: ScaleRule) -> Bins:
         """Build bins from ``block<size>_hist, block<size>_amax_hist``. Every scale is taken as a normal number.
 
         Args:
-            lengths: number of counts of each tensor, shape ``(tensors,)``.
-            counts: the counts of all tensors, shape ``(lengths.sum(),)``.
+            below: the elements of each tensor by binades below their block's amax.
             blocks: number of blocks of each tensor, all-zero blocks left out.
         """
-        tensor, r = ragged(lengths)
-        used = counts > 0
-        tensor, r, n = tensor[used], r[used], counts[used].astype(np.float64)
+        tensor, r, n = _used(below)
         peak, reach = placement(fmt, rule)
         lo = np.where(r == BlockHistogram.LIMIT - 1, 0.0, np.ldexp(reach[0], -r))
         hi = np.minimum(np.ldexp(reach[1], -r), peak[1])
@@ -99,7 +92,7 @@ class Bins:
         n[r == 0] = np.maximum(n[r == 0] - blocks[tensor[r == 0]], 0.0)
         at = np.ones(own.size)
         return cls(
-            lengths.size,
+            below.lengths.size,
             np.concatenate([tensor, own]),
             np.concatenate([n, blocks[own].astype(np.float64)]),
             np.concatenate([lo, at * reach[0]]),
@@ -110,26 +103,13 @@ class Bins:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Tally:
-    """Effects of a cast on each tensor; counts of elements, float64, shape ``(tensors,)``.
-
-    Attributes:
-        elements: number of finite non-zero elements.
-        flushed, saturated: low, high, estimate.
-        error: estimated energy of the error of a saturating cast over the energy of the tensor; 0 for an empty tensor.
-    """
-
-    elements: Floats
-    flushed: tuple[Floats, Floats, Floats]
-    saturated: tuple[Floats, Floats, Floats]
-    error: Floats
-
-
-def tally(bins: Bins, fmt: Format) -> Tally:
+def tally(bins: Bins, fmt: Format) -> tuple[CastCounts, Floats]:
     """Count what a cast of every tensor of ``bins`` to ``fmt``, round to nearest even, flushes and saturates.
 
     Each interval contains the one of ``predict``; the estimate takes elements as evenly spread over their bin.
+
+    Also returns the estimated energy of the error of a saturating cast over the energy of each tensor, shape
+    ``(tensors,)``; 0 for an empty tensor.
     """
     limits, n = Limits.of(fmt), bins.counts
     cells = Cells(bins.lo, bins.hi, n, bins.closed, np.zeros_like(n))
@@ -144,12 +124,9 @@ def tally(bins: Bins, fmt: Format) -> Tally:
     above = _share(bins.likely_hi - limits.saturate, width, bins.likely_lo >= limits.saturate)
     with np.errstate(over="ignore", under="ignore"):
         error = _relative_error(bins, fmt, limits, per_tensor)
-    return Tally(
-        per_tensor(n),
-        (per_tensor(n * sure_flushed), per_tensor(n * may_flush), per_tensor(n * np.where(may_flush, below, 0.0))),
-        (per_tensor(n * sure_clipped), per_tensor(n * may_clip), per_tensor(n * np.where(may_clip, above, 0.0))),
-        error,
-    )
+    flushed = sure_flushed, may_flush, np.where(may_flush, below, 0.0)
+    saturated = sure_clipped, may_clip, np.where(may_clip, above, 0.0)
+    return CastCounts(np.array([per_tensor(n), *(per_tensor(n * part) for part in (*flushed, *saturated))])), error
 
 
 def _share(part: Floats, whole: Floats, all_of_it: Bools) -> Floats:
@@ -184,8 +161,7 @@ def _relative_error(bins: Bins, fmt: Format, limits: Limits, per_tensor: Callabl
     return np.divide(error, energy, out=np.zeros_like(error), where=energy > 0.0)
 
 
-def ragged(lengths: Ints) -> tuple[Ints, Ints]:
-    """For concatenated lists: the list that each entry belongs to, and the entry's index in that list."""
-    whose = np.repeat(np.arange(lengths.size), lengths)
-    starts = np.cumsum(lengths) - lengths
-    return whose, np.arange(whose.size) - starts[whose]
+def _used(histograms: Histograms) -> tuple[Ints, Ints, Floats]:
+    """Return tensor, bin and count of each bin that is not empty."""
+    used = histograms.counts > 0
+    return histograms.whose[used], histograms.bins[used], histograms.counts[used].astype(np.float64)

@@ -7,13 +7,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from precdoctor.diagnosis.offline.replay.accumulator import AccumulatorReplay
 from precdoctor.diagnosis.offline.replay.fp8 import RecipeReplay
 from precdoctor.diagnosis.offline.replay.loss_scale import LossScaleReplay
 from precdoctor.diagnosis.offline.whatif.cache import LayerCache, cache_of
 from precdoctor.diagnosis.offline.whatif.forecast import Answer, Forecast
-from precdoctor.diagnosis.offline.whatif.gather import Totals
 from precdoctor.diagnosis.offline.whatif.recipe import Recipe
+from precdoctor.numerics.cast_counts import CastCounts
 from precdoctor.numerics.prediction import Prediction
 from precdoctor.reporting.json_report import answer_head
 from precdoctor.runlog.atomic import jsonable
@@ -69,12 +71,9 @@ def _bytes(layers: Sequence[LayerCache]) -> dict[str, float]:
     return {"now": sum(layer.now for layer in layers), "asked": sum(layer.asked for layer in layers)}
 
 
-def together(answer: Answer) -> Totals:
+def together(answer: Answer) -> CastCounts:
     """The sums of the totals of all tensors."""
-    totals = [f.totals for f in answer.forecasts]
-    sums = [tuple(sum(getattr(t, name)[i] for t in totals) for i in range(3)) for name in ("flushed", "saturated")]
-    (fl, fh, fe), (sl, sh, se) = sums
-    return Totals(sum(t.elements for t in totals), (fl, fh, fe), (sl, sh, se))
+    return sum((f.totals for f in answer.forecasts), CastCounts(np.zeros(7)))
 
 
 def tensor(forecast: Forecast, recipe: Recipe) -> dict[str, Any]:
@@ -118,15 +117,9 @@ def _prediction(prediction: Prediction | None) -> dict[str, Any]:
     return {**{name: jsonable(getattr(prediction, name, None)) for name in _QUANTITIES}, **scale}
 
 
-def _fractions(totals: Totals) -> dict[str, Any]:
-    n = max(totals.elements, 1.0)
-    return {
-        "elements": int(totals.elements),
-        **{
-            name: {end: value / n for end, value in zip(("low", "high", "estimate"), values, strict=True)}
-            for name, values in (("flushed", totals.flushed), ("saturated", totals.saturated))
-        },
-    }
+def _fractions(totals: CastCounts) -> dict[str, Any]:
+    flushed, saturated = totals.shares()
+    return {"elements": int(totals.elements), "flushed": jsonable(flushed), "saturated": jsonable(saturated)}
 
 
 def answer_document(mode: str, asked: str, run: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:

@@ -85,12 +85,9 @@ def target(answer: Answer) -> str:
 def all_steps(answer: Answer) -> str:
     """A sentence on the shares of all elements, over all steps, that would be flushed and saturated."""
     sums = together(answer)
-    n = max(sums.elements, 1.0)
-    flushed, clipped = sums.flushed[2] / n, sums.saturated[2] / n
-    return (
-        f"Over all steps {percent(flushed)} of {quantity(sums.elements)} recorded non-zero elements would be flushed, "
-        f"{percent(clipped)} saturated."
-    )
+    flushed, clipped = (percent(share.estimate) for share in sums.shares())
+    elements = quantity(float(sums.elements))
+    return f"Over all steps {flushed} of {elements} recorded non-zero elements would be flushed, {clipped} saturated."
 
 
 def cache_memory(answer: Answer) -> str:

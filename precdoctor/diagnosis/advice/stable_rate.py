@@ -76,7 +76,6 @@ def stable_rate(view: RunView, steps: Sequence[StepFacts]) -> StableRate | None:
     None for any other optimizer, and unless the gradient norm grows tenfold, at a steady factor per step.
 
     Args:
-        view: the run.
         steps: the diverging steps of one optimizer, in order.
     """
     optimizer = next((o for o in view.optimizers if steps and text(o.get("name")) == steps[0].optimizer), None)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from precdoctor.diagnosis.survey.rows import number
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
-
-#: Default ``growth_interval`` of ``torch.amp.GradScaler``, in steps.
-STOCK_INTERVAL = 2000
 
 
 def scaled_steps(view: RunView) -> list[tuple[Process, Sequence[StepFacts]]]:
@@ -31,7 +29,12 @@ def _by_scaler(view: RunView, process: Process) -> Iterable[list[StepFacts]]:
 
 def has_several_scalers(view: RunView, process: Process) -> bool:
     """Return whether a process used more than one enabled scaler."""
-    return sum(s.get("enabled", True) is not False for s in view.facts(process).get("scalers") or ()) > 1
+    return len(enabled_scalers(view, process)) > 1
+
+
+def enabled_scalers(view: RunView, process: Process) -> list[Mapping[str, Any]]:
+    """Return the recorded settings of a process's loss scalers, without those made with ``enabled=False``."""
+    return [s for s in view.facts(process).get("scalers") or () if s.get("enabled") is not False]
 
 
 def joined_updates(steps: Iterable[StepFacts]) -> Sequence[StepFacts]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from precdoctor.diagnosis.analyses.loss_scales import enabled_scalers
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription
 from precdoctor.diagnosis.prescriptions.effects import exact_reach
 from precdoctor.diagnosis.survey.rows import integer, number, text
@@ -150,8 +151,7 @@ def _alternatives(view: RunView, finding: Finding, *, has_changes: bool) -> Iter
 
 def scaler_facts(view: RunView) -> Mapping[str, Any] | None:
     """Return the recorded settings of the first enabled loss scaler; None without one."""
-    made = (s for p in view.processes for s in view.facts(p).get("scalers") or ())
-    return next((s for s in made if s.get("enabled") is not False), None)
+    return next((s for p in view.processes for s in enabled_scalers(view, p)), None)
 
 
 def autocasts_to_fp16(view: RunView) -> bool:

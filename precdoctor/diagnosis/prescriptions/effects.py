@@ -49,9 +49,7 @@ def effects(view: RunView, finding: Finding, rule: Prescription, changes: Sequen
     """Return the effects of a set of changes that can be computed from the log; empty if none can.
 
     Args:
-        finding: the finding that the changes are for.
         rule: the rule's own prescription, which may predict counts that only the rule computed.
-        changes: the changes, made together.
     """
     names = {c.setting for c in changes}
     if any(n.startswith("scaler.") for n in names):

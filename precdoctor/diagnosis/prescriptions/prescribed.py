@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from precdoctor.diagnosis.analyses.parameters import HALF, states_per_parameter
+from precdoctor.diagnosis.analyses.parameters import HALF, recorded_parameters, states_per_parameter
 from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, Prescription
 from precdoctor.diagnosis.prescriptions.candidates import Candidate, candidates
 from precdoctor.diagnosis.prescriptions.effects import Effect, effects
@@ -31,7 +31,6 @@ class Prescribed:
         apply: whether ``record --apply`` makes the changes; a reviewer may change it.
         why_not: why ``apply`` is False; else empty.
         changes: the changes to make together; empty if the script must be edited.
-        effects: the effects computed from the log.
         memory_bytes: additional memory per process; None without changes.
         evidence: the numbers of the finding's evidence.
         rule_predicts: the numbers of the rule's own prediction, if no effect could be computed.
@@ -135,9 +134,6 @@ def _within(module: str, change: Change) -> bool:
 
 def _weights(view: RunView) -> Sequence[tuple[str, int, str]]:
     """Return module, number of elements and dtype of each weight of the first process with facts."""
-    found = []
-    for root in view.any_facts.get("roots") or ():
-        for parameter in root.get("parameters") or ():
-            elements = math.prod(int(n) for n in parameter.get("shape") or ())
-            found.append((text(parameter.get("module")), elements, text(parameter.get("dtype"))))
-    return found
+    process = next((p for p in view.processes if view.facts(p)), None)
+    known = recorded_parameters(view, process) if process is not None else ()
+    return [(place[1], math.prod(map(int, p.get("shape") or ())), text(p.get("dtype"))) for place, p in known]

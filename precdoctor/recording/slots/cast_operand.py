@@ -82,15 +82,11 @@ def launcher(fmt: Format) -> Callable[[Tensor, int], None]:
         if home is None:
             return
         ints, floats = home.row(slot)
-        if x.is_cpu and not clips(float(floats[at.AMAX]), fmt):
+        if x.is_cpu and not fmt.overflows(float(floats[at.AMAX])):
             return
         for _, piece in reference.chunks(x.detach(), reference.CHUNK_DEVICE):
             magnitude = piece.abs()
-            ints[at.SATURATED] += clips(magnitude, fmt).logical_and_(magnitude <= torch.finfo(x.dtype).max).sum()
+            over = fmt.overflows(magnitude)
+            ints[at.SATURATED] += over.logical_and_(magnitude <= torch.finfo(x.dtype).max).sum()
 
     return stat
-
-
-def clips(magnitude: Any, fmt: Format) -> Any:
-    """Whether a magnitude, or each of a tensor, rounds beyond the format's maximum (OFP8, round to nearest)."""
-    return magnitude >= fmt.overflow_limit if fmt.tie_overflows else magnitude > fmt.overflow_limit

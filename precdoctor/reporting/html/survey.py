@@ -19,8 +19,7 @@ from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.totals import grouped
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.arrays import Bools, Floats, Ints
-from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
-from precdoctor.numerics.tally import ragged
+from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram, Histograms
 
 #: Most columns of a layer x step chart.
 COLUMNS = 120
@@ -206,11 +205,9 @@ def column_spans(survey: Survey) -> list[tuple[int, int]]:
 
 def _count(into: Ints, lowest: int, which: Ints, start: Ints, lists: pa.Array, taken: Bools) -> None:
     """Add the counts of each row in ``taken``, whose first bin is ``start``, to the histogram of its tensor."""
-    lengths, counts = entries(lists)
-    whose, within = ragged(lengths)
-    bins = np.clip(start[whose] + within - lowest, 0, into.shape[1] - 1)
-    kept = taken[whose]
-    np.add.at(into, (which[whose][kept], bins[kept]), counts[kept].astype(np.int64))
+    held = Histograms(start, *entries(lists))
+    bins, kept = np.clip(held.bins - lowest, 0, into.shape[1] - 1), taken[held.whose]
+    np.add.at(into, (which[held.whose][kept], bins[kept]), held.counts[kept].astype(np.int64))
 
 
 def _measures(values: dict[str, Floats]) -> dict[str, Floats]:

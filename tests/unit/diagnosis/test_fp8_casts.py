@@ -91,11 +91,12 @@ def test_scales_of_no_recipe_are_of_none(tmp_path):
 def test_what_another_recipe_would_have_done_is_what_it_does(recipe, tmp_path):
     """The log of one recipe foretells the log of another, recorded on the same data."""
     batches = lambda s: draws(4)(s) * (16.0 if s % 5 == 3 else 1.0)  # noqa: E731
-    told = replayed_effect(with_input(delayed(batches, 1), tmp_path / "a"), recipe, 10.0, 0.04)
+    limits = {"stale_db": 10.0, "flushed_share": 0.04}
+    told = replayed_effect(with_input(delayed(batches, 1), tmp_path / "a"), recipe, limits)
     cast = current(batches)
     if isinstance(recipe, DelayedScaling):
         cast = delayed(batches, recipe.history, margin=recipe.margin)
-    done = recorded_effect(with_input(cast, tmp_path / "b"), 10.0, 0.04)
+    done = recorded_effect(with_input(cast, tmp_path / "b"), limits)
     assert told.stale == done.stale
     assert told.clipped == pytest.approx(done.clipped, rel=0.2, abs=0.002)
     assert told.flushed == pytest.approx(done.flushed, abs=0.002)
@@ -109,7 +110,7 @@ def test_the_prescribed_history_does_what_it_promises(tmp_path):
     [prescription] = finding.prescriptions
     _, history, _ = prescription.change["fp8_recipe"]["to"].split(":")
     operand = with_input(delayed(batches, int(history)), tmp_path / "after", 32)
-    stale = recorded_effect(operand, 10.0, 0.04).stale
+    stale = recorded_effect(operand, {"stale_db": 10.0, "flushed_share": 0.04}).stale
     assert len(stale) == prescription.predicted["stale_steps"]["to"] < prescription.predicted["stale_steps"]["from"]
     after = diagnose(add_operand(Training(32), UP, "input", delayed(batches, int(history))).write(tmp_path / "again"))
     assert [f.code for f in after.findings] == []

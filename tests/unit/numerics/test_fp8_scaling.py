@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precdoctor.numerics.cast_counts import HistogramTable, cast_counts
+from precdoctor.numerics.cast_counts import cast_counts
 from precdoctor.numerics.formats import E4M3FN, E5M2, FP16, FP64
 from precdoctor.numerics.fp8_scaling import (
     Amax,
@@ -116,24 +116,23 @@ def test_real_delayed_casts_lie_inside_the_replay(seed, name, recipe, fmt):
         with np.errstate(over="ignore"):
             cast = product.astype(np.float32).astype(DTYPES[fmt]).astype(np.float64)
         flushed, beyond = int((cast == 0).sum()), int((~np.isfinite(cast)).sum())
-        assert counts.total[step] == product.size
-        assert counts.flushed_low[step] - near(product, fmt.flush_limit) <= flushed
-        assert flushed <= counts.flushed_high[step] + near(product, fmt.flush_limit)
-        assert counts.saturated_low[step] - near(product, fmt.overflow_limit) <= beyond
-        assert beyond <= counts.saturated_high[step] + near(product, fmt.overflow_limit)
-        for kind in ("flushed", "saturated"):
-            low, middle, high = (getattr(counts, f"{kind}{end}")[step] for end in ("_low", "", "_high"))
+        assert counts.elements[step] == product.size
+        for limit, found, truth in (
+            (fmt.flush_limit, counts.flushed, flushed),
+            (fmt.overflow_limit, counts.saturated, beyond),
+        ):
+            low, high, middle = found[:, step]
+            assert low - near(product, limit) <= truth <= high + near(product, limit)
             assert low <= middle <= high
     stale = headroom_binades(series.amax, scale, fmt) < -0.06  # 464 lies 0.05 binades above 448
     limit = np.array([(np.abs(x) * s).max() > fmt.overflow_limit for x, s in zip(run, scale, strict=True)])
-    assert (stale & (counts.saturated_high > 0.0)).tolist() == (stale & limit).tolist()
-    share = counts.saturated_share()
+    assert (stale & (counts.saturated[1] > 0.0)).tolist() == (stale & limit).tolist()
+    _, share = counts.shares()
     assert share.low <= share.estimate <= share.high
 
 
 def counted(run, series, fmt, scale):
-    table = HistogramTable.of(Histograms.of([histogram_of(x) for x in run]), series.amax)
-    return cast_counts(table, fmt, scale)
+    return cast_counts(Histograms.of([histogram_of(x) for x in run]), series.amax, fmt, scale)
 
 
 def near(product, limit):
@@ -148,29 +147,29 @@ def test_the_table_agrees_with_single_predictions(seed, name, power, odd, fmt):
     statistics = statistics_of(x)
     scale = (1.37 if odd else 1.0) * 2.0**power
     nothing = ExponentHistogram.of(None, None)
-    table = HistogramTable.of(Histograms.of([nothing, statistics.histogram]), np.array([np.nan, statistics.amax]))
-    one = cast_counts(table, fmt, np.array([1.0, scale]))
-    assert one.total.tolist() == [0.0, statistics.histogram.total]
+    both = Histograms.of([nothing, statistics.histogram])
+    one = cast_counts(both, np.array([np.nan, statistics.amax]), fmt, np.array([1.0, scale]))
+    assert one.elements.tolist() == [0.0, statistics.histogram.total]
     known = TensorStatistics(statistics.histogram, statistics.amax)  # the table does not use the smallest one
     truth = predict(known, fmt, scale=scale)
-    assert one.saturated_share().low <= truth.saturated.high and one.saturated_share().high >= truth.saturated.low
-    assert (one.saturated_share().high == 0.0) is (truth.saturated.high == 0.0)
+    share, saturated = one.shares()
+    assert saturated.low <= truth.saturated.high and saturated.high >= truth.saturated.low
+    assert (saturated.high == 0.0) is (truth.saturated.high == 0.0)
     if not odd:
-        share = one.flushed_share()
         assert share.low == share.high == pytest.approx(truth.flushed.low, abs=1e-12)
     histogram = statistics.histogram.flushed(fmt, scale)
-    assert (one.flushed_low[1], one.flushed_high[1]) == (histogram.low, histogram.high)
+    assert one.flushed[:2, 1].tolist() == [histogram.low, histogram.high]
 
 
 def test_fp64_flushes_and_saturates_only_what_leaves_its_own_range():
     run = [np.array([2.0**-1074, 1.0, 2.0**1023]), np.array([0.5, 1.0, 1.5]), np.array([2.0**-1074, 2.0**-1073])]
-    table = HistogramTable.of(Histograms.of([histogram_of(x) for x in run]))
-    counts = cast_counts(table, FP64, np.array([1.0, 2.0**-100, 2.0**-1]))
-    assert counts.flushed_low.tolist() == counts.saturated_low.tolist() == [0.0, 0.0, 0.0]
-    assert counts.flushed_high.tolist() == [1.0, 0.0, 2.0] and counts.saturated_high.tolist() == [1.0, 0.0, 0.0]
-    known = HistogramTable(table.lo, table.counts, np.array([x.max() for x in run]))
-    assert cast_counts(known, FP64, np.array([1.0, 1.0, 1.0])).saturated.tolist() == [0.0, 0.0, 0.0]
-    assert cast_counts(known, FP64, np.array([2.0, 1.0, 1.0])).saturated_low.tolist() == [1.0, 0.0, 0.0]
+    histograms = Histograms.of([histogram_of(x) for x in run])
+    counts = cast_counts(histograms, np.full(3, np.nan), FP64, np.array([1.0, 2.0**-100, 2.0**-1]))
+    assert counts.flushed[0].tolist() == counts.saturated[0].tolist() == [0.0, 0.0, 0.0]
+    assert counts.flushed[1].tolist() == [1.0, 0.0, 2.0] and counts.saturated[1].tolist() == [1.0, 0.0, 0.0]
+    amax = np.array([x.max() for x in run])
+    assert cast_counts(histograms, amax, FP64, np.array([1.0, 1.0, 1.0])).saturated[2].tolist() == [0.0, 0.0, 0.0]
+    assert cast_counts(histograms, amax, FP64, np.array([2.0, 1.0, 1.0])).saturated[0].tolist() == [1.0, 0.0, 0.0]
 
 
 def test_staleness_and_padding_have_a_measure():
@@ -178,7 +177,7 @@ def test_staleness_and_padding_have_a_measure():
     series = AmaxSeries.of([x.max() for x in spike])
     scale = scale_series(series, E4M3FN, DelayedScaling(2)).scale
     counts = counted(spike, series, E4M3FN, scale)
-    assert counts.saturated_low.tolist() == counts.saturated_high.tolist() == [0.0, 0.0, 64.0, 0.0, 0.0]
+    assert counts.saturated[0].tolist() == counts.saturated[1].tolist() == [0.0, 0.0, 64.0, 0.0, 0.0]
     # over-padded while the spike is remembered
     assert headroom_binades(series.amax, scale, E4M3FN)[2:].tolist() == pytest.approx([-4.0, 4.0, 4.0])
 
@@ -187,7 +186,7 @@ def test_of_a_tensor_that_just_saturates_amax_is_sure_and_its_binade_open():
     run = [np.full(64, 1.0), np.r_[1.9, np.full(63, 1.01)]]
     series = AmaxSeries.of([1.0, 1.9])
     counts = counted(run, series, E4M3FN, scale_series(series, E4M3FN, DelayedScaling(1)).scale)
-    assert (counts.saturated_low[1], counts.saturated_high[1]) == (1.0, 64.0)
+    assert counts.saturated[:2, 1].tolist() == [1.0, 64.0]
 
 
 def test_histories_without_a_step_and_series_out_of_order():
@@ -197,4 +196,4 @@ def test_histories_without_a_step_and_series_out_of_order():
         AmaxSeries.of([1.0, 2.0], [3, 3])
     empty = AmaxSeries.of([])
     counts = counted([], empty, E4M3FN, scale_series(empty, E4M3FN, DelayedScaling()).scale)
-    assert counts.flushed_share().high == counts.saturated_share().high == 0.0
+    assert [share.high for share in counts.shares()] == [0.0, 0.0]

@@ -8,6 +8,7 @@ import pytest
 from precdoctor.numerics.casting_array import cast_array
 from precdoctor.numerics.formats import E2M1, E4M3FN, E5M2, INT4, INT8
 from precdoctor.numerics.group_prediction import predict_groups, tally_groups
+from precdoctor.numerics.histogram import ExponentHistogram, Histograms
 from tests.support.references import groups_of
 
 FORMATS = (INT8, INT4, E4M3FN, E5M2, E2M1)
@@ -74,17 +75,17 @@ def test_a_tensor_of_zeros_loses_nothing():
 def test_many_rows_are_tallied_as_one_by_one():
     rng = np.random.default_rng(1)
     tensors = [groups_of(groups) for groups in drawn(rng)]
-    columns = [np.array(list(values)) for values in ([len(t.counts) for t in tensors], [t.elements for t in tensors])]
-    counts, energy = (np.concatenate([getattr(t, name) for t in tensors]) for name in ("counts", "energy"))
-    sums = np.array([t.sum_sq for t in tensors])
+    ratios = Histograms.of([ExponentHistogram(0, np.array(t.counts)) for t in tensors])
+    energy = np.concatenate([t.energy for t in tensors])
+    elements, sums = np.array([t.elements for t in tensors]), np.array([t.sum_sq for t in tensors])
     for fmt in FORMATS:
-        found, bins = tally_groups(columns[0], counts, energy, columns[1], sums, fmt)
-        assert bins.counts.sum() == pytest.approx(columns[1].sum())
+        found, errors, bins = tally_groups(ratios, energy, elements, sums, fmt)
+        assert bins.counts.sum() == pytest.approx(elements.sum())
         for i, tensor in enumerate(tensors):
             alone = predict_groups(tensor, fmt)
             assert found.elements[i] == tensor.elements
             assert found.flushed[0][i] <= alone.flushed.high * tensor.elements + 1e-6
             assert found.flushed[1][i] >= alone.flushed.low * tensor.elements - 1e-6
-            decibels = -10.0 * np.log10(max(found.error[i], 1e-30))
+            decibels = -10.0 * np.log10(max(errors[i], 1e-30))
             if alone.sqnr_db.estimate < 100.0:
                 assert decibels == pytest.approx(alone.sqnr_db.estimate, abs=3.0)

@@ -12,6 +12,7 @@ from precdoctor.numerics.blocks import BLOCK_FORMATS, ScaleRule
 from precdoctor.numerics.casting_array import cast_array
 from precdoctor.numerics.cells import Limits
 from precdoctor.numerics.formats import FORMATS
+from precdoctor.numerics.histogram import ExponentHistogram, Histograms
 from precdoctor.numerics.prediction import predict
 from precdoctor.numerics.tally import Bins, tally
 from tests.support.references import amax_scale, blocks_of, cast_blocks, statistics_of
@@ -27,19 +28,13 @@ def bins_of_tensors(tensors, scales):
     def floats(name):
         return np.array([math.nan if getattr(s, name) is None else getattr(s, name) for s in stats])
 
-    return Bins.of_histograms(
-        np.array([s.histogram.lo for s in stats]),
-        np.array([s.histogram.counts.size for s in stats]),
-        np.concatenate([s.histogram.counts for s in stats]),
-        floats("amax"),
-        floats("amin_nonzero"),
-        np.array(scales),
-    )
+    histograms = Histograms.of([s.histogram for s in stats])
+    return Bins.of_histograms(histograms, floats("amax"), floats("amin_nonzero"), np.array(scales))
 
 
 def bins_of_blocks(counted, fmt, rule):
-    lengths, blocks = np.array([len(counted.below)]), np.array([counted.amax.total])
-    return Bins.of_blocks(lengths, np.array(counted.below), blocks, fmt, rule)
+    below = Histograms.of([ExponentHistogram(0, np.array(counted.below))])
+    return Bins.of_blocks(below, np.array([counted.amax.total]), fmt, rule)
 
 
 @settings(max_examples=60, deadline=None)
@@ -54,7 +49,7 @@ def test_what_a_cast_really_does_lies_between_the_ends(chosen, fmt, scaling):
     for x in tensors:
         amax = float(np.abs(x).max())
         scales.append({"amax": amax_scale(amax, fmt), "1": 1.0, "2^k": 2.0**9, "3.7": 3.7}[scaling])
-    found = tally(bins_of_tensors(tensors, scales), fmt)
+    found, _ = tally(bins_of_tensors(tensors, scales), fmt)
     limits = Limits.of(fmt)
     for i, (x, scale) in enumerate(zip(tensors, scales, strict=True)):
         used = x[x != 0.0] * scale
@@ -74,7 +69,7 @@ def test_its_interval_is_that_of_the_full_prediction(fmt):
         x, _ = tensor(name, 3)
         statistics = statistics_of(x)
         for scale in (amax_scale(statistics.amax, fmt), 1.0):
-            found = tally(bins_of_tensors([x], [scale]), fmt)
+            found, _ = tally(bins_of_tensors([x], [scale]), fmt)
             full = predict(statistics, fmt, scale=scale)
             n = found.elements[0]
             assert found.flushed[0][0] / n <= full.flushed.low + 1e-12
@@ -95,7 +90,7 @@ def test_its_error_ranks_steps_as_the_truth_does(name, fmt):
         scale = amax_scale(float(np.abs(x).max()), fmt) * 2.0 ** (-seed % 4 - 2)
         back = cast_array(x * scale, fmt, saturate=True) / scale
         truth.append(10 * np.log10(np.square(x - back).sum() / np.square(x).sum() + 1e-30))
-        guessed.append(10 * np.log10(tally(bins_of_tensors([x], [scale]), fmt).error[0] + 1e-30))
+        guessed.append(10 * np.log10(tally(bins_of_tensors([x], [scale]), fmt)[1][0] + 1e-30))
     for i, a in enumerate(truth):
         for j, b in enumerate(truth):
             if a > b + 3.0 and name not in {"student", "lognormal", "one outlier"}:  # these hang on a few elements
@@ -109,22 +104,22 @@ def test_blocks_lie_between_the_ends(fmt):
         x, _ = tensor(name, 5)
         rule = fmt.rule
         counted = blocks_of(x, fmt.block[1])
-        found = tally(bins_of_blocks(counted, fmt, rule), fmt.element)
+        found, error = tally(bins_of_blocks(counted, fmt, rule), fmt.element)
         cast = cast_blocks(x, fmt, rule=rule)
         flushed = int(((cast.values == 0.0) & (x != 0.0)).sum())
         assert found.flushed[0][0] <= flushed <= found.flushed[1][0]
         saturated = int((np.abs(cast.quotients) > Limits.of(fmt.element).saturate).sum())
         assert found.saturated[0][0] <= saturated <= found.saturated[1][0]
         full = predict_blocks(counted, fmt, amax=float(np.abs(x).max()), rule=rule)
-        assert abs(-10 * math.log10(found.error[0]) - full.sqnr_db.estimate) < 4.0
+        assert abs(-10 * math.log10(error[0]) - full.sqnr_db.estimate) < 4.0
 
 
 def test_scales_rounded_up_clip_nothing():
     x, _ = tensor("gaussian", 1)
     fmt = BLOCK_FORMATS["MXFP8_E4M3"]
     counted = blocks_of(x, 32)
-    assert tally(bins_of_blocks(counted, fmt, ScaleRule.UP), fmt.element).saturated[1][0] == 0.0
-    low, high, guess = (v[0] for v in tally(bins_of_blocks(counted, fmt, ScaleRule.FLOOR), fmt.element).saturated)
+    assert tally(bins_of_blocks(counted, fmt, ScaleRule.UP), fmt.element)[0].saturated[1][0] == 0.0
+    low, high, guess = (v[0] for v in tally(bins_of_blocks(counted, fmt, ScaleRule.FLOOR), fmt.element)[0].saturated)
     measured = int((np.abs(cast_blocks(x, fmt).quotients) > 464.0).sum())
     assert low <= measured <= high
     full = predict_blocks(counted, fmt).saturated.estimate * x.size
@@ -136,10 +131,10 @@ def test_tensors_do_not_mix_and_empty_ones_lose_nothing():
     tensors.insert(2, np.zeros((4, 4)))
     fmt = FORMATS["E4M3FN"]
     scales = [2.0**-i for i in range(len(tensors))]
-    together = tally(bins_of_tensors(tensors, scales), fmt)
+    together, errors = tally(bins_of_tensors(tensors, scales), fmt)
     for i, (x, scale) in enumerate(zip(tensors, scales, strict=True)):
-        alone = tally(bins_of_tensors([x], [scale]), fmt)
+        alone, error = tally(bins_of_tensors([x], [scale]), fmt)
         assert [v[i] for v in together.flushed] == [v[0] for v in alone.flushed]
         assert [v[i] for v in together.saturated] == [v[0] for v in alone.saturated]
-        assert together.error[i] == pytest.approx(alone.error[0], rel=1e-12)
-    assert together.elements[2] == together.error[2] == together.flushed[1][2] == 0.0
+        assert errors[i] == pytest.approx(error[0], rel=1e-12)
+    assert together.elements[2] == errors[2] == together.flushed[1][2] == 0.0

@@ -100,7 +100,7 @@ def _needs_range(operand: Operand, options: Options) -> bool:
     if _lost_share(operand) < limit:
         return False
     fitted = operand.fitted.flushed
-    return fitted >= limit and operand.damage(E5M2, rescaled=True).flushed <= 0.5 * fitted
+    return fitted >= limit and operand.fitted_to(E5M2).flushed <= 0.5 * fitted
 
 
 def _is_harmed(view: RunView, operand: Operand, options: Options) -> bool:
@@ -155,7 +155,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
             "flushed_in_e5m2": cure.damage.flushed,
             "blocks_flushed_whole": rows,
             "steps_examined": len(operand.settled),
-            "tensors": listed(guilty, lambda o: {"flushed_share": o.flushed_share}),
+            "tensors": listed(guilty, "flushed_share"),
             **operand.evidence(view, cast),
             "confidence_reason": why,
         },

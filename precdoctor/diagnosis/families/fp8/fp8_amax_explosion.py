@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import numpy as np
 
@@ -14,21 +13,16 @@ from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import Casts, Operand, operands
-from precdoctor.diagnosis.families.fp8.fp8_outliers import cut, hot_blocks
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     FLUSHED_SHARE,
     MIN_ELEMENTS,
-    Cure,
-    histograms,
-    in_blocks,
+    in_blocks_apart,
     in_e5m2,
     kept_wide,
     listed,
     seen_words,
 )
 from precdoctor.diagnosis.survey.view import RunView
-from precdoctor.numerics.arrays import Floats
-from precdoctor.numerics.cast_counts import HistogramTable
 from precdoctor.numerics.formats import E4M3FN, E5M2, Format
 
 PAGE = RulePage(
@@ -108,15 +102,6 @@ def _nonzero_casts(operand: Operand) -> Casts:
     return operand.scaled[operand.scaled.amax > 0.0]
 
 
-def _floors(casts: Casts, share: float) -> Floats:
-    """log2 of the magnitude that ``share`` of the non-zero elements lie below, in the unit of each cast."""
-    table = HistogramTable.of(casts.histograms.taken(casts.row))
-    wanted, rows = share * table.running[:, -1], np.arange(len(casts))
-    at = ((table.running >= wanted[:, None]) & (table.running > 0.0)).argmax(axis=1)
-    before = table.running[rows, at] - table.counts[rows, at]
-    return table.lo + at + (wanted - before) / table.counts[rows, at]
-
-
 def _amax_trend(operand: Operand, options: Options) -> Trend | None:
     """Return the trend of amax; None unless it grows by `min_growth` binades while the cast flushes little."""
     casts = _nonzero_casts(operand)
@@ -129,7 +114,8 @@ def _amax_trend(operand: Operand, options: Options) -> Trend | None:
 def _with_forecast(operand: Operand, amax: Trend, options: Options) -> _Growing | None:
     """Return the operand with its forecast; None if the bulk grows with amax or the forecast exceeds `horizon`."""
     casts = _nonzero_casts(operand)
-    spreads = np.exp2(np.log2(casts.peak) - _floors(casts, options["flushed_share"]))
+    floors = casts.histograms.taken(casts.row).positions(options["flushed_share"])
+    spreads = np.exp2(np.log2(casts.peak) - floors)
     spread = fit(list(zip(casts.step.tolist(), spreads.tolist(), strict=True)))
     if spread is None or not spread.rises:
         return None
@@ -166,7 +152,7 @@ def _finding(view: RunView, growing: Sequence[_Growing], options: Options) -> Fi
             "range_binades": reach(operand.fmt),
             "points_fitted": trend.points,
             "history": operand.history(casts),
-            "tensors": listed((g.operand for g in growing), lambda o: {"amax": float(o.scaled.amax[-1])}),
+            "tensors": listed((g.operand for g in growing), "amax"),
             **operand.evidence(view, cast),
             "confidence_reason": left.reason,
         },
@@ -183,19 +169,10 @@ def _prescribe(view: RunView, growing: _Growing) -> Prescription:
         words = f"steps until the bulk is flushed {soon:,.0f} -> {later:,.0f}"
         predicted = {"steps_to_flush": {"from": round(soon), "to": round(later)}}
     else:
-        found = next(((c, hot) for c, hot in _block_cures(view, operand) if hot <= _MOST_HOT), None)
-        cure, hot = found if found is not None else (kept_wide(operand), 0.0)
+        cure, hot = in_blocks_apart(view, operand, _MOST_HOT) or (kept_wide(operand), 0.0)
         words = f"share of its blocks that sinks with the amax {percent(1.0)} -> {percent(hot)}"
         predicted = {"sinking_share": {"from": 1.0, "to": hot}}
     return cure.prescription(words, predicted)
-
-
-def _block_cures(view: RunView, operand: Operand) -> Iterator[tuple[Cure, float]]:
-    """Yield the recorded block formats, each with the share of its blocks that hold an outlier."""
-    for cure in in_blocks(view, operand):
-        size = int(str(cure.change["block"]))
-        last = round(median(cut(c.statistics.histogram) for c in operand.spots))
-        yield cure, median(hot_blocks(h, last) for h, _ in histograms(view, operand, size))
 
 
 RULE = Rule(

@@ -21,7 +21,7 @@ import pandas as pd
 
 from precdoctor.diagnosis.analyses.histories import thinned
 from precdoctor.diagnosis.claims.finding import Location, Phase
-from precdoctor.diagnosis.families.fp8.fp8_damage import Damage, damage
+from precdoctor.diagnosis.families.fp8.fp8_damage import Damage, damage, medians
 from precdoctor.diagnosis.survey.frames import Ints, Mask, groups, histograms, keys, lasts
 from precdoctor.diagnosis.survey.measures import column, format_values
 from precdoctor.diagnosis.survey.rows import Key, known_format, number, tensor_evidence, tensor_location, text
@@ -224,6 +224,11 @@ class Operand:
         """The settled casts of known scale."""
         return self.settled[~np.isnan(self.settled.amax)]
 
+    @property
+    def amax(self) -> float:
+        """Amax before scaling of the last settled cast of known scale."""
+        return float(self.scaled.amax[-1])
+
     @cached_property
     def flushed_share(self) -> float:
         """Median flushed share of the settled casts; 0 without any."""
@@ -275,23 +280,16 @@ class Operand:
     @cached_property
     def cost(self) -> Damage:
         """Cost of the cast at the recorded scale, median over a few steps."""
-        return self.damage()
+        return medians([damage(c.statistics, self.fmt) for c in self.spots])
 
     @cached_property
     def fitted(self) -> Damage:
         """Cost at the scale of each step's own amax, median over a few steps."""
-        return self.damage(rescaled=True)
+        return self.fitted_to(self.fmt)
 
-    def damage(self, fmt: Format | None = None, *, rescaled: bool = False) -> Damage:
-        """Cost of the cast, median over a few steps, field by field.
-
-        Args:
-            fmt: target format; None: the recorded one.
-            rescaled: at the scale of each step's own amax instead of the recorded one.
-        """
-        target = fmt or self.fmt
-        factors = [target.max / c.peak if rescaled and c.peak else 1.0 for c in self.spots]
-        return Damage.median([damage(c.statistics, target, f) for c, f in zip(self.spots, factors, strict=True)])
+    def fitted_to(self, fmt: Format) -> Damage:
+        """Cost of a cast to ``fmt`` at the scale of each step's own amax, median over a few steps."""
+        return medians([damage(c.statistics, fmt, fmt.max / c.peak if c.peak else 1.0) for c in self.spots])
 
     def location(self, cast: Cast) -> Location:
         """Location of a cast."""

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from statistics import median
+from typing import TypeVar
 
 import numpy as np
 
-from precdoctor.numerics.arrays import Floats
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import ExponentHistogram
-from precdoctor.numerics.prediction import TensorStatistics, predict
+from precdoctor.numerics.prediction import Prediction, TensorStatistics, predict
+from precdoctor.numerics.tail import masses
+
+#: A class whose fields are numbers.
+_Numbers = TypeVar("_Numbers")
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,6 @@ class Damage:
     Attributes:
         flushed, saturated: shares of the finite non-zero elements.
         lost_magnitude: share of the sum of magnitudes in the flushed elements.
-        sqnr_db: signal to quantisation noise.
         lost_db: how far ``sqnr_db`` is below that of rounding to the format's mantissa alone; not negative.
     """
 
@@ -32,25 +35,28 @@ class Damage:
     sqnr_db: float
     lost_db: float
 
+    @classmethod
+    def of(cls, found: Prediction, fmt: Format, lost_magnitude: float) -> Damage:
+        """Return the likely cost of a predicted cast."""
+        sqnr = found.sqnr_db.estimate
+        lost_db = max(0.0, rounding_db(fmt) - sqnr)
+        return cls(found.flushed.estimate, found.saturated.estimate, lost_magnitude, sqnr, lost_db)
+
     def is_harmful(self, fmt: Format, lost_db: float) -> bool:
         """Return whether flushing takes more of the magnitudes than rounding does, or the noise is above the limit."""
         return self.lost_magnitude >= rounding_magnitude(fmt) or self.lost_db >= lost_db
 
-    @classmethod
-    def median(cls, each: Sequence[Damage]) -> Damage:
-        """The median of several casts, field by field."""
-        return cls(**{f.name: median(getattr(d, f.name) for d in each) for f in fields(cls)})
+
+def medians(each: Sequence[_Numbers]) -> _Numbers:
+    """Return the median of several objects of one class, field by field."""
+    first = each[0]
+    return type(first)(**{name: median(getattr(one, name) for one in each) for name in vars(first)})
 
 
 def damage(statistics: TensorStatistics, fmt: Format, multiplier: float = 1.0) -> Damage:
     """Cost of casting ``tensor * multiplier`` to ``fmt``, clipping at its maximum."""
     found = predict(statistics, fmt, scale=multiplier, saturate=True)
-    sqnr = found.sqnr_db.estimate
-    lost = max(0.0, rounding_db(fmt) - sqnr) if statistics.histogram.total else 0.0
-    return Damage(
-        found.flushed.estimate, found.saturated.estimate, _flushed_magnitude(statistics.histogram, fmt, multiplier),
-        sqnr, lost,
-    )  # fmt: skip
+    return Damage.of(found, fmt, _flushed_magnitude(statistics.histogram, fmt, multiplier))
 
 
 def rounding_db(fmt: Format) -> float:
@@ -65,12 +71,6 @@ def rounding_db(fmt: Format) -> float:
 def rounding_magnitude(fmt: Format) -> float:
     """Mean of |error| / |x| if only the mantissa is rounded, errors uniform in an ulp: 2.3 % in E4M3, 4.5 % in E5M2."""
     return 2.0**-fmt.mantissa_bits / 4.0 * 0.5 / math.log(2.0)
-
-
-def masses(histogram: ExponentHistogram) -> Floats:
-    """Sum of magnitudes per bin, each taken at the middle of its bin; unit: the upper end of the last bin."""
-    size = histogram.counts.size
-    return histogram.counts * (1.5 * np.exp2(np.arange(size) - float(size)))
 
 
 def _flushed_magnitude(histogram: ExponentHistogram, fmt: Format, multiplier: float) -> float:

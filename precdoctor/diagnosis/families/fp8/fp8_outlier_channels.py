@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import same_tensors, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import Operand, operands
-from precdoctor.diagnosis.families.fp8.fp8_damage import Damage
 from precdoctor.diagnosis.families.fp8.fp8_outliers import (
     LOST_CHANNELS,
     Bulk,
     bulk_of,
-    cut,
-    hot_blocks,
     lost_channels,
     matters,
 )
@@ -26,16 +22,14 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     MIN_ELEMENTS,
     SIZES,
     Cure,
-    block_damage,
     histograms,
-    in_blocks,
+    in_blocks_apart,
     kept_wide,
     listed,
     seen_words,
     smoothed,
 )
 from precdoctor.diagnosis.survey.view import RunView
-from precdoctor.numerics.blocks import MXFP8_E4M3, TILE_1X128, BlockFormat
 
 PAGE = RulePage(
     finds="""
@@ -79,15 +73,13 @@ exponents, to within a few tenths of a dB.
 
 @dataclass(frozen=True, eq=False)
 class _Outlying:
-    """An operand whose bulk loses precision to a few outliers; ``fmt``: blocks that would help."""
+    """An operand whose bulk loses precision to a few outliers; ``cure``: blocks that would help."""
 
     operand: Operand
     bulk: Bulk
-    fmt: BlockFormat
+    cure: Cure
     #: Share of the blocks with an outlier.
     hot: float
-    #: Number of steps with recorded blocks.
-    blocks: int
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -101,7 +93,8 @@ def check(view: RunView, options: Options) -> Checked:
     bulks = [(o, b) for o in judged if (b := bulk_of(o)) is not None]
     few = [(o, b) for o, b in bulks if b.outliers <= options["outlier_share"] and b.lost_db >= options["lost_db"]]
     hurt = [(o, b) for o, b in few if matters(view, o, b)]
-    guilty = [g for o, b in hurt if (g := _outlying(view, o, b, options)) is not None]
+    mended = [(o, b, in_blocks_apart(view, o, options["hot_blocks"])) for o, b in hurt]
+    guilty = [_Outlying(o, b, *blocks) for o, b, blocks in mended if blocks is not None]
     if not guilty:
         worst = max((b.lost_db for o, b in bulks if matters(view, o, b)), default=0.0)
         recorded = any(histograms(view, o, size) for o, _ in hurt for size in SIZES)
@@ -111,25 +104,14 @@ def check(view: RunView, options: Options) -> Checked:
     return Checked([_finding(view, guilty, options)], f"{len(guilty)} of {seen_words(found)}")
 
 
-def _outlying(view: RunView, operand: Operand, bulk: Bulk, options: Options) -> _Outlying | None:
-    """Return the operand with the coarsest blocks that help; None if none do, or no blocks were recorded."""
-    last = round(median(cut(c.statistics.histogram) for c in operand.spots))
-    for fmt in (TILE_1X128, MXFP8_E4M3):
-        blocks = histograms(view, operand, fmt.block[1])
-        if blocks and (hot := median(hot_blocks(h, last) for h, _ in blocks)) <= options["hot_blocks"]:
-            return _Outlying(operand, bulk, fmt, hot, len(blocks))
-    return None
-
-
 def _finding(view: RunView, guilty: Sequence[_Outlying], options: Options) -> Finding:
     worst = guilty[0]
     operand, bulk = worst.operand, worst.bulk
-    cast, size = operand.typical, worst.fmt.block[1]
-    blocked = block_damage(view, operand, worst.fmt)
-    cure = next((c for c in in_blocks(view, operand) if worst.fmt.name in c.words), kept_wide(operand))
+    cast, size = operand.typical, worst.cure.change["block"]
+    steps = len(histograms(view, operand, size))
     return RULE.finding(
         severity=Severity.ERROR if bulk.flushed >= 0.5 else Severity.WARNING,
-        confidence=0.85 if worst.blocks >= 3 else 0.7,
+        confidence=0.85 if steps >= 3 else 0.7,
         title=f"outliers in the {operand.label} cost the rest of it {bulk.lost_db:.1f} dB in {operand.fmt.name}",
         message=f"{percent(bulk.outliers)} of the elements of the {operand.label} reach {bulk.distance:.1f} binades "
         f"beyond the rest and set its scale. At the scale of the tensor's amax the rest keeps {bulk.sqnr_db:.1f} dB "
@@ -149,29 +131,29 @@ def _finding(view: RunView, guilty: Sequence[_Outlying], options: Options) -> Fi
             "distance_binades": bulk.distance,
             "hot_blocks": worst.hot,
             "block": size,
-            "flushed_in_blocks": blocked.flushed if blocked is not None else None,
+            "flushed_in_blocks": worst.cure.damage.flushed,
             "steps_examined": len(operand.settled),
-            "tensors": listed((g.operand for g in guilty), lambda o: {"flushed_share": o.flushed_share}),
+            "tensors": listed((g.operand for g in guilty), "flushed_share"),
             **operand.evidence(view, cast),
-            "confidence_reason": f"exponents of elements and of blocks of {size} on {plural(worst.blocks, 'step')}",
+            "confidence_reason": f"exponents of elements and of blocks of {size} on {plural(steps, 'step')}",
         },
-        prescriptions=_prescriptions(view, worst, cure),
+        prescriptions=_prescriptions(view, worst),
     )
 
 
-def _prescriptions(view: RunView, worst: _Outlying, cure: Cure) -> tuple[Prescription, ...]:
+def _prescriptions(view: RunView, worst: _Outlying) -> tuple[Prescription, ...]:
     """Prescribe blocks, smoothing and no cast; blocks or smoothing that flush little come first."""
     cost = worst.operand.cost
-    offered = [(cure.damage.flushed, _prescribe(worst, cure, worst.operand.fitted))]
+    offered = [(worst.cure.damage.flushed, _prescribe(worst))]
     offered += [(c.damage.flushed, c.prescription_after(cost)) for c in smoothed(view, worst.operand)]
     wide = kept_wide(worst.operand).prescription_after(cost)
     best = [p for _, p in sorted(offered, key=lambda o: o[0] >= LOST_CHANNELS)]
     return (*best, wide)
 
 
-def _prescribe(worst: _Outlying, cure: Cure, whole: Damage) -> Prescription:
-    """Prescribe ``cure`` with its gain for the bulk, because figures of the whole tensor are those of its outliers."""
-    bulk, cold = worst.bulk, 1.0 - worst.hot
+def _prescribe(worst: _Outlying) -> Prescription:
+    """Prescribe blocks with their gain for the bulk, because figures of the whole tensor are those of its outliers."""
+    bulk, cure, whole, cold = worst.bulk, worst.cure, worst.operand.fitted, 1.0 - worst.hot
     return cure.prescription(
         f"flushed {percent(whole.flushed)} -> {percent(cure.damage.flushed)}, SQNR of the rest "
         f"{bulk.sqnr_db:.1f} -> {bulk.sqnr_db + bulk.lost_db:.1f} dB in {percent(cold)} of the blocks",

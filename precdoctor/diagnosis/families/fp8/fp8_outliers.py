@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from statistics import median
+from dataclasses import dataclass
 
 import numpy as np
 
 from precdoctor.diagnosis.analyses.harm import Module, channel_zeros, input_zeros, lost_to
 from precdoctor.diagnosis.families.fp8.fp8_casts import Cast, Operand
-from precdoctor.diagnosis.families.fp8.fp8_damage import damage, masses, rounding_magnitude
+from precdoctor.diagnosis.families.fp8.fp8_damage import damage, medians, rounding_magnitude
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.blocks import BlockHistogram
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.numerics.prediction import TensorStatistics
+from precdoctor.numerics.tail import masses
 
 #: Binades above the median magnitude from which an element is an outlier: ten standard deviations of a Gaussian.
 REACH = 4
@@ -58,7 +58,7 @@ def bulk_of(operand: Operand) -> Bulk | None:
     each = [b for c in operand.spots if (b := _bulk(c, operand.fmt)) is not None]
     if 2 * len(each) <= len(operand.spots):
         return None
-    return Bulk(**{f.name: median(getattr(b, f.name) for b in each) for f in fields(Bulk)})
+    return medians(each)
 
 
 def _bulk(cast: Cast, fmt: Format) -> Bulk | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,11 @@ from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.claims.rule import RuleOption, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import KIND, Operand
-from precdoctor.diagnosis.families.fp8.fp8_damage import Damage, rounding_db
-from precdoctor.diagnosis.families.fp8.fp8_outliers import bulk_of, lost_channels
+from precdoctor.diagnosis.families.fp8.fp8_damage import Damage, medians, rounding_db
+from precdoctor.diagnosis.families.fp8.fp8_outliers import bulk_of, cut, hot_blocks, lost_channels
 from precdoctor.diagnosis.survey.frames import keys
 from precdoctor.diagnosis.survey.rows import Key
-from precdoctor.diagnosis.survey.view import RunView, remembered
+from precdoctor.diagnosis.survey.view import IDENTITY, RunView, remembered
 from precdoctor.numerics.block_prediction import predict_blocks
 from precdoctor.numerics.blocks import MXFP8_E4M3, MXFP8_E5M2, TILE_1X128, BlockFormat, BlockHistogram
 from precdoctor.numerics.formats import E4M3FN, E5M2, Format
@@ -112,7 +113,7 @@ def in_e5m2(operand: Operand) -> Cure:
     return Cure(
         "cast this gradient to E5M2 at the scale of its amax",
         {"operand": operand.label, "format": {"from": operand.fmt.dtype, "to": E5M2.dtype}},
-        operand.damage(E5M2, rescaled=True),
+        operand.fitted_to(E5M2),
         current_snippet(E5M2),
     )
 
@@ -128,6 +129,16 @@ def in_blocks(view: RunView, operand: Operand) -> Iterator[Cure]:
                 found,
                 block_snippet(fmt),
             )
+
+
+def in_blocks_apart(view: RunView, operand: Operand, most: float) -> tuple[Cure, float] | None:
+    """Change to the coarsest recorded blocks of which at most the share ``most`` hold an outlier; with that share."""
+    last = round(median(cut(c.statistics.histogram) for c in operand.spots))
+    for cure in in_blocks(view, operand):
+        hot = median(hot_blocks(h, last) for h, _ in histograms(view, operand, cure.change["block"]))
+        if hot <= most:
+            return cure, hot
+    return None
 
 
 def smoothed(view: RunView, operand: Operand) -> Iterator[Cure]:
@@ -196,26 +207,17 @@ def histograms(view: RunView, operand: Operand, size: int) -> list[tuple[BlockHi
 
 def block_damage(view: RunView, operand: Operand, fmt: BlockFormat) -> Damage | None:
     """Cost of the cast in a block format, median over a few steps; None if its blocks were not recorded."""
-    each = [_block_damage(h, fmt, amax) for h, amax in histograms(view, operand, fmt.block[1])]
-    return Damage.median(each) if each else None
-
-
-def _block_damage(histogram: BlockHistogram, fmt: BlockFormat, amax: float) -> Damage:
-    """Cost of the cast in a block format on one step."""
-    found = predict_blocks(histogram, fmt, amax=amax)
-    sqnr, flushed = found.sqnr_db.estimate, found.flushed.estimate
-    lost = max(0.0, rounding_db(fmt.element) - sqnr)
+    each = [predict_blocks(h, fmt, amax=amax) for h, amax in histograms(view, operand, fmt.block[1])]
     # Flushed elements lie below their block's amax by the whole range of the format: they weigh nothing.
-    return Damage(flushed, found.saturated.estimate, 0.0, sqnr, lost)
+    return medians([Damage.of(found, fmt.element, 0.0) for found in each]) if each else None
 
 
 # -- parts of findings ------------------------------------------------------------------------------------------------
 
 
-def listed(guilty: Iterable[Operand], figures: Callable[[Operand], Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The ``tensors`` entry of a finding's evidence, with all operands: relations between findings compare them."""
-    names = ("root", "module", "kind", "name", "call")
-    return [{**dict(zip(names, o.key, strict=True)), **figures(o)} for o in guilty]
+def listed(guilty: Iterable[Operand], figure: str) -> list[dict[str, Any]]:
+    """The ``tensors`` entry of a finding's evidence: all operands, which relations compare, with one figure of each."""
+    return [{**dict(zip(IDENTITY, o.key, strict=True)), figure: getattr(o, figure)} for o in guilty]
 
 
 def seen_words(found: Mapping[Key, Operand]) -> str:

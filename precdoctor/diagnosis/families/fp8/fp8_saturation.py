@@ -13,7 +13,14 @@ from precdoctor.diagnosis.claims.relations import same_module, same_tensors, whe
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import Operand, operands
-from precdoctor.diagnosis.families.fp8.fp8_prescriptions import LOST_DB, MIN_ELEMENTS, listed, rescaled, seen_words
+from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
+    LOST_DB,
+    MIN_ELEMENTS,
+    current_snippet,
+    listed,
+    rescaled,
+    seen_words,
+)
 from precdoctor.diagnosis.survey.frames import at, firsts, groups, keys, rows_of, worst_rows
 from precdoctor.diagnosis.survey.measures import Floats
 from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, Key, TensorRow, location, tensor_evidence
@@ -186,7 +193,7 @@ def _clipped_finding(view: RunView, clipped: Sequence[Operand], options: Options
             "exact": True,
             "steps_examined": len(operand.settled),
             "scale": cast.scale,
-            "tensors": listed(clipped, lambda o: {"saturated_share": o.saturated_share}),
+            "tensors": listed(clipped, "saturated_share"),
             **operand.evidence(view, cast),
             "confidence_reason": why,
         },
@@ -221,19 +228,14 @@ def _wide_source(row: TensorRow, rows: tuple[TensorRow, ...]) -> TensorRow | Non
 
 def _prescribe(row: TensorRow, tensor: _Tensor, source: TensorRow | None, options: Options) -> Prescription:
     """Prescribe the scale that fits the source's amax, else a lower scale."""
-    largest = format_of_dtype(tensor.dtype).max
-    snippet = (
-        f"import torch\n\n"
-        f"scale = {largest!r} / x.abs().amax().clamp_min(1e-12)  # from this tensor, not from a history\n"
-        f"y = (x * scale).clamp(-{largest!r}, {largest!r}).to(torch.{row.dtype})\n"
-    )
+    fmt = format_of_dtype(tensor.dtype)
     if source is not None and source.amax:
-        scale = largest / source.amax
+        scale = fmt.max / source.amax
         return Prescription(
             title=f"scale by {scale:.4g} before the cast: its source {source.label} reaches {source.amax:.4g}",
             change={"scale": {"from": row.scale or 1.0, "to": scale}},
             predicted={"saturated_share": {"from": tensor.share, "to": 0.0}},
-            snippet=snippet,
+            snippet=current_snippet(fmt),
         )
     binades = _binades_down(row, options["at_max_share"])
     factor = 2.0**-binades
@@ -241,7 +243,7 @@ def _prescribe(row: TensorRow, tensor: _Tensor, source: TensorRow | None, option
         title=f"lower the scale of this tensor by 2^{binades} (to {factor:g} of what it is)",
         change={"scale_multiplier": factor},
         predicted={"at_max_share": {"from": tensor.share, "to": tensor.share * factor}},
-        snippet=snippet,
+        snippet=current_snippet(fmt),
     )
 
 

@@ -151,7 +151,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
             "steps_without_weight_gradient": starving,
             "padding_binades": operand.padding,
             "steps_examined": len(operand.settled),
-            "tensors": listed(guilty, lambda o: {"flushed_share": o.flushed_share}),
+            "tensors": listed(guilty, "flushed_share"),
             **operand.evidence(view, cast),
             "confidence_reason": why,
         },

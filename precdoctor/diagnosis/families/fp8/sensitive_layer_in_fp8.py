@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -14,7 +14,7 @@ from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import Cast, Operand, operands
 from precdoctor.diagnosis.families.fp8.fp8_damage import damage
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import FLUSHED_SHARE, LOST_DB, kept_wide, listed, seen_words
-from precdoctor.diagnosis.survey.rows import TensorRow
+from precdoctor.diagnosis.survey.rows import Key, TensorRow
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
@@ -98,12 +98,9 @@ def check(view: RunView, options: Options) -> Checked:
     found = operands(view)
     if not found:
         return Checked.not_applicable("no tensor is cast to a float8 dtype")
-    placed = [(o, *where) for o in found.values() if o.settled and (where := _role(view, o)) is not None]
-    judged = [_judge(view, placed, o, role, module, options) for o, role, module in placed]
-    named = {o.key for o, _, _ in placed}
-    judged += [
-        s for o in found.values() if o.settled and o.key not in named and (s := _result_operand(view, o, options))
-    ]
+    settled = [o for o in found.values() if o.settled]
+    roles = {o.key: where for o in settled if (where := _role(view, o)) is not None}
+    judged = [s for o in settled if (s := _judge(view, o, settled, roles, options)) is not None]
     if not judged:
         return Checked((), f"{seen_words(found)}: none in an embedding, norm, router or the final logits")
     judged.sort(
@@ -138,33 +135,28 @@ def _beside_experts(view: RunView, root: str, module: str) -> bool:
 
 
 def _judge(
-    view: RunView,
-    placed: Sequence[tuple[Operand, str, str]],
-    operand: Operand,
-    role: str,
-    module: str,
-    options: Options,
-) -> _Sensitive:
-    """Measure what FP8 costs an operand of a sensitive layer; ``placed``: all such operands with role and module."""
-    cost = operand.cost
+    view: RunView, operand: Operand, settled: Sequence[Operand], roles: Mapping[Key, tuple[str, str]], options: Options
+) -> _Sensitive | None:
+    """Measure what FP8 costs an operand of a sensitive layer, or one that the model returns.
+
+    None for other layers, and unless rounding damages the results. ``roles``: role and module of each operand that has
+    them.
+    """
+    noise = _noise(view, operand)
+    noisy = noise is not None and noise >= options["noise_share"]
+    if operand.key not in roles:
+        return _Sensitive(operand, "result", operand.key[1], None, noise, damaged=True) if noisy else None
+    (role, module), cost = roles[operand.key], operand.cost
     flushes = operand.flushed_share >= options["flushed_share"] and cost.is_harmful(operand.fmt, options["lost_db"])
-    damaged = flushes or operand.saturated_share >= options["saturated_share"] or cost.lost_db >= options["lost_db"]
+    damaged = (
+        noisy or flushes or operand.saturated_share >= options["saturated_share"] or cost.lost_db >= options["lost_db"]
+    )
     nats = None
     if role == "logits" and not operand.gradient:
-        mine = [o for o, _, m in placed if m == module and o.key[0] == operand.key[0] and not o.gradient]
-        nats = _nats(view, operand, module, mine)
+        same = [o for o in settled if roles.get(o.key) == (role, module) and o.key[0] == operand.key[0]]
+        nats = _nats(view, operand, module, [o for o in same if not o.gradient])
         damaged = damaged or (nats is not None and nats >= options["logit_nats"])
-    noise = _noise(view, operand)
-    damaged = damaged or (noise is not None and noise >= options["noise_share"])
     return _Sensitive(operand, role, module, nats, noise, damaged)
-
-
-def _result_operand(view: RunView, operand: Operand, options: Options) -> _Sensitive | None:
-    """Return an operand that the model returns, whatever the name of its layer; None unless rounding does damage."""
-    noise = _noise(view, operand)
-    if noise is None or noise < options["noise_share"]:
-        return None
-    return _Sensitive(operand, "result", operand.key[1], None, noise, damaged=True)
 
 
 def _noise(view: RunView, operand: Operand) -> float | None:
@@ -248,7 +240,7 @@ def _finding(view: RunView, judged: Sequence[_Sensitive], options: Options) -> F
             "noise_share": worst.noise,
             "damaged": sum(s.damaged for s in judged),
             "steps_examined": len(operand.settled),
-            "tensors": listed((s.operand for s in shown), lambda o: {"flushed_share": o.flushed_share}),
+            "tensors": listed((s.operand for s in shown), "flushed_share"),
             **operand.evidence(view, cast),
             "confidence_reason": why,
         },

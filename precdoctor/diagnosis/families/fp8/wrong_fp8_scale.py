@@ -245,9 +245,9 @@ def _left_in_finding(guilty: Sequence[_Product], options: Options) -> Finding:
 # -- what wrong scales explain ----------------------------------------------------------------------------------------
 
 
-def _makes_nonfinite(cause: Finding, effect: Finding) -> bool:
-    """Return whether the scale was infinite, zero or NaN while ``effect`` began."""
-    return cause.cause == "invalid-amax" and while_it_lasts(cause, effect)
+def _due_to(relation: Relation, *causes: str) -> Relation:
+    """Restrict ``relation`` to findings of this rule with one of these causes."""
+    return lambda cause, effect: cause.cause in causes and relation(cause, effect)
 
 
 def _clips(cause: Finding, effect: Finding) -> bool:
@@ -255,16 +255,6 @@ def _clips(cause: Finding, effect: Finding) -> bool:
     if cause.cause == "stale":
         return worst_tensor(cause, effect)
     return cause.cause == "invalid-amax" and same_tensors(cause, effect)
-
-
-def _flushes(cause: Finding, effect: Finding) -> bool:
-    """Return whether the scale was too small for the operands that ``effect`` finds flushed."""
-    return cause.cause in ("invalid-amax", "held-down") and same_tensors(cause, effect)
-
-
-def _of_the_cast(relation: Relation) -> Relation:
-    """Restrict ``relation`` to causes that lie in the cast: ``left-in`` is about the product behind it."""
-    return lambda cause, effect: cause.cause != "left-in" and relation(cause, effect)
 
 
 RULE = Rule(
@@ -301,11 +291,11 @@ RULE = Rule(
         MIN_ELEMENTS,
     ),
     explains={
-        **when(_makes_nonfinite, "PD101", "PD102", "PD103", "PD105", "PD106", "PD301"),
+        **when(_due_to(while_it_lasts, "invalid-amax"), "PD101", "PD102", "PD103", "PD105", "PD106", "PD301"),
         **when(_clips, "PD401"),
-        **when(_flushes, "PD402"),
-        **when(_of_the_cast(same_tensors), "PD407"),
-        **when(_of_the_cast(same_module), "PD706"),
+        **when(_due_to(same_tensors, "invalid-amax", "held-down"), "PD402"),
+        **when(same_tensors, "PD407"),  # a finding of `left-in` lists no tensors
+        **when(_due_to(same_module, "stale", "held-down", "invalid-amax"), "PD706"),
     },
     check=check,
 )  # fmt: skip

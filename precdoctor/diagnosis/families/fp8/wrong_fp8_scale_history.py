@@ -67,7 +67,7 @@ def stale(rule: Rule, view: RunView, found: Mapping[Key, Operand], options: Opti
     moving = [o for o in found.values() if lags(o) and o.numel >= options["min_elements"]]
     if not moving:
         return Checked((), "no scale follows from the amax of earlier steps")
-    lagging = [_Stale(o, recorded_effect(o, options["stale_db"], options["flushed_share"])) for o in moving]
+    lagging = [_Stale(o, recorded_effect(o, options)) for o in moving]
     limit, fewest = options["stale_share"], options["min_stale"]
     guilty = [s for s in lagging if min(s.share, s.lasting) >= limit and len(s.effect.stale) >= fewest]
     if not guilty:
@@ -113,7 +113,7 @@ def _stale_finding(rule: Rule, view: RunView, guilty: Sequence[_Stale], options:
             "amax": cast.amax,
             "recipe": None if present is None else str(present),
             "history": operand.history(operand.casts[operand.casts.amax > 0.0]),
-            "tensors": listed((s.operand for s in guilty), lambda o: {"saturated_share": o.saturated_share}),
+            "tensors": listed((s.operand for s in guilty), "saturated_share"),
             **operand.evidence(view, cast),
             "confidence_reason": why,
         },
@@ -131,8 +131,7 @@ def _prescribe_longer(
     def accept(other: ScaleEffect) -> bool:
         return len(other.stale) < options["stale_share"] * other.steps and other.flushed <= room
 
-    limits = options["stale_db"], options["flushed_share"]
-    recipe, better = first_accepted(operand, longer(present, span), accept, *limits)
+    recipe, better = first_accepted(operand, longer(present, span), accept, options)
     return Prescription(
         title=f"scale by {words(recipe)}: stale steps {len(effect.stale)} -> {len(better.stale)}, flushed "
         f"{percent(effect.flushed)} -> {percent(better.flushed)}",
@@ -145,7 +144,7 @@ def _prescribe_longer(
             "largest_saturated_share": {"from": effect.clipped, "to": better.clipped},
             "flushed_share": {"from": effect.flushed, "to": better.flushed},
         },
-        snippet=snippet(recipe, operand.fmt.max, operand.fmt.dtype),
+        snippet=snippet(recipe, operand.fmt),
     )
 
 
@@ -241,7 +240,7 @@ def _held_finding(rule: Rule, view: RunView, guilty: Sequence[_Held], options: O
             "wasted_binades": wasted,
             "flushed_share": worst.flushed,
             "steps_examined": len(operand.settled),
-            "tensors": listed((h.operand for h in guilty), lambda o: {"flushed_share": o.flushed_share}),
+            "tensors": listed((h.operand for h in guilty), "flushed_share"),
             **operand.evidence(view, cast),
             "confidence_reason": "spike, scale and flushed elements are recorded"
             + ("" if whole else ", but not every step"),
@@ -252,14 +251,14 @@ def _held_finding(rule: Rule, view: RunView, guilty: Sequence[_Held], options: O
 
 def _prescribe_shorter(held: _Held, options: Options) -> Prescription:
     """Prescribe the longest history that flushes on less than half the limit of steps and is stale no more often."""
-    operand, limits = held.operand, (options["stale_db"], options["flushed_share"])
-    now = recorded_effect(operand, *limits)
+    operand = held.operand
+    now = recorded_effect(operand, options)
 
     def accept(effect: ScaleEffect) -> bool:
         quiet = len(effect.flushing) < 0.5 * options["held_share"] * effect.steps
         return quiet and len(effect.stale) <= len(now.stale)
 
-    recipe, better = first_accepted(operand, shorter(held.longest), accept, *limits)
+    recipe, better = first_accepted(operand, shorter(held.longest), accept, options)
     return Prescription(
         title=f"scale by {words(recipe)}: steps above the limit {len(held.casts)} -> {len(better.flushing)}, "
         f"stale steps {len(better.stale)}",
@@ -269,5 +268,5 @@ def _prescribe_shorter(held: _Held, options: Options) -> Prescription:
             "flushed_share": {"from": held.flushed, "to": better.flushed},
             "stale_steps": {"to": len(better.stale)},
         },
-        snippet=snippet(recipe, operand.fmt.max, operand.fmt.dtype),
+        snippet=snippet(recipe, operand.fmt),
     )

@@ -118,7 +118,7 @@ def _finding(rule: Rule, view: RunView, guilty: Sequence[_Invalid], options: Opt
             "numel": cast.numel,
             "reason": reason,
             "steps_examined": len(operand.casts),
-            "tensors": listed((b.operand for b in guilty), lambda o: {"saturated_share": o.saturated_share}),
+            "tensors": listed((b.operand for b in guilty), "saturated_share"),
             **operand.evidence(view, cast),
             "confidence_reason": "the amax behind the scale is recorded" if shown else "the scale is recorded",
         },
@@ -150,5 +150,5 @@ def _prescribe(worst: _Invalid, cast: Cast) -> Prescription:
             "bad_scale_steps": {"from": len(worst.casts), "to": 0},
             "saturated_share": {"from": cast.saturated_share, "to": clipped},
         },
-        snippet=snippet(DelayedScaling(16), operand.fmt.max, operand.fmt.dtype),
+        snippet=snippet(DelayedScaling(16), operand.fmt),
     )

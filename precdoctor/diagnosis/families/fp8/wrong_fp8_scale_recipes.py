@@ -9,12 +9,15 @@ from itertools import product
 
 import numpy as np
 
+from precdoctor.diagnosis.claims.rule import Options
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import Operand
 from precdoctor.diagnosis.families.fp8.fp8_damage import damage
+from precdoctor.diagnosis.families.fp8.fp8_prescriptions import current_snippet
 from precdoctor.diagnosis.survey.frames import Mask
 from precdoctor.numerics.arrays import Floats
-from precdoctor.numerics.cast_counts import HistogramTable, cast_counts
+from precdoctor.numerics.cast_counts import cast_counts
+from precdoctor.numerics.formats import Format
 from precdoctor.numerics.fp8_scaling import Amax, AmaxSeries, CurrentScaling, DelayedScaling, Recipe, scale_series
 
 #: Histories that are recognised and proposed; the last is Transformer Engine's default, its tests use 16.
@@ -92,12 +95,11 @@ class ScaleEffect:
     steps: int
 
 
-def recorded_effect(operand: Operand, lost_db: float, flushed_share: float) -> ScaleEffect:
+def recorded_effect(operand: Operand, options: Options) -> ScaleEffect:
     """Return the effect of the recorded scales. A clipped cast is stale only if amax has just jumped past the scale."""
     casts = operand.scaled
     peaks = np.where(_jumped(operand), casts.peak / operand.fmt.max, 0.0)
-    limits = lost_db, flushed_share
-    return _effect(operand, peaks, np.ones(len(casts)), casts.flushed_share, casts.saturated_share, limits)
+    return _effect(operand, peaks, np.ones(len(casts)), casts.flushed_share, casts.saturated_share, options)
 
 
 def _jumped(operand: Operand) -> Mask:
@@ -108,19 +110,18 @@ def _jumped(operand: Operand) -> Mask:
     return ((before >= 0) & fits).any(axis=1)
 
 
-def replayed_effect(operand: Operand, recipe: Recipe, lost_db: float, flushed_share: float) -> ScaleEffect:
+def replayed_effect(operand: Operand, recipe: Recipe, options: Options) -> ScaleEffect:
     """Return the effect that ``recipe`` would have had, without the first recorded step, whose history is empty."""
     casts, mine = operand.scaled, operand.settles & ~np.isnan(operand.casts.amax)
     scale = scale_series(AmaxSeries.of(operand.casts.amax, operand.casts.step), operand.fmt, recipe).scale[mine]
-    table = HistogramTable.of(casts.histograms.taken(casts.row), casts.peak)
-    counts = cast_counts(table, operand.fmt, scale / casts.scale)
-    total, peaks = np.maximum(counts.total, 1.0), casts.peak / casts.scale * scale / operand.fmt.max
-    flushed, clipped = counts.flushed / total, counts.saturated / total
-    return _effect(operand, peaks, scale / casts.scale, flushed, clipped, (lost_db, flushed_share))
+    counts = cast_counts(casts.histograms.taken(casts.row), casts.peak, operand.fmt, scale / casts.scale)
+    total, peaks = np.maximum(counts.elements, 1.0), casts.peak / casts.scale * scale / operand.fmt.max
+    flushed, clipped = counts.flushed[2] / total, counts.saturated[2] / total
+    return _effect(operand, peaks, scale / casts.scale, flushed, clipped, options)
 
 
 def _effect(
-    operand: Operand, peaks: Floats, factors: Floats, flushed: Floats, clipped: Floats, limits: tuple[float, float]
+    operand: Operand, peaks: Floats, factors: Floats, flushed: Floats, clipped: Floats, options: Options
 ) -> ScaleEffect:
     """Return the effect of scales on the operand's settled casts of known scale; arrays have the shape ``(casts,)``.
 
@@ -128,13 +129,12 @@ def _effect(
         peaks: amax times scale over the format's maximum.
         factors: scale over the recorded scale.
         flushed, clipped: shares of the elements.
-        limits: least noise in dB beyond rounding of a stale cast, and flushed share from which a step is flushing.
     """
-    casts, (lost_db, flushed_share) = operand.scaled, limits
+    casts = operand.scaled
     over = np.flatnonzero((peaks > _SLIGHT) & (clipped > 0.0))
     chosen = over[:: max(1, math.ceil(len(over) / _PREDICTED))]
     costs = [damage(casts[i].statistics, operand.fmt, float(factors[i])).lost_db for i in chosen]
-    bad = chosen[np.array(costs) >= lost_db]
+    bad = chosen[np.array(costs) >= options["stale_db"]]
     # casts whose noise was not predicted count as stale if their peak reaches that of a cast found stale
     least = peaks[bad].min(initial=math.inf)
     stale = over[np.isin(over, bad) | (~np.isin(over, chosen) & (peaks[over] >= least))]
@@ -142,7 +142,7 @@ def _effect(
         tuple(casts.step[stale].tolist()),
         float(clipped.max(initial=0.0)),
         float(np.median(flushed)) if flushed.size else 0.0,
-        tuple(casts.step[flushed >= flushed_share].tolist()),
+        tuple(casts.step[flushed >= options["flushed_share"]].tolist()),
         len(casts),
     )
 
@@ -171,15 +171,11 @@ def shorter(held: int) -> Iterator[Recipe]:
 
 
 def first_accepted(
-    operand: Operand,
-    recipes: Iterable[Recipe],
-    accept: Callable[[ScaleEffect], bool],
-    lost_db: float,
-    flushed_share: float,
+    operand: Operand, recipes: Iterable[Recipe], accept: Callable[[ScaleEffect], bool], options: Options
 ) -> tuple[Recipe, ScaleEffect]:
     """Return the first recipe whose effect is accepted, else the last one; with its effect."""
     for recipe in recipes:
-        effect = replayed_effect(operand, recipe, lost_db, flushed_share)
+        effect = replayed_effect(operand, recipe, options)
         if accept(effect):
             break
     return recipe, effect
@@ -192,21 +188,18 @@ def words(recipe: Recipe) -> str:
     return "the amax of the step itself"
 
 
-def snippet(recipe: Recipe, largest: float, dtype: str) -> str:
+def snippet(recipe: Recipe, fmt: Format) -> str:
     """Lines of delayed or current scaling by hand, correct at a zero and a non-finite amax."""
+    if isinstance(recipe, CurrentScaling):
+        return current_snippet(fmt)
     margin = f" / 2**{recipe.margin}" if recipe.margin else ""
-    if isinstance(recipe, DelayedScaling):
-        history, before, after = recipe.history, "", "amaxes.append(x.abs().amax())\n"
-    else:
-        history, before, after = 1, "amaxes.append(x.abs().amax())  # of this very tensor\n", ""
     return (
         f"import collections\nimport torch\n\n"
-        f"amaxes = collections.deque(maxlen={history})  # kept with the layer\n"
+        f"amaxes = collections.deque(maxlen={recipe.history})  # kept with the layer\n"
         f"scale = torch.ones(())\n\n"
-        f"{before}"
         f"usable = [a for a in amaxes if a > 0 and a.isfinite()]\n"
         f"if usable:  # else keep the previous scale\n"
-        f"    scale = {largest!r} / max(usable){margin}\n"
-        f"y = (x * scale).clamp(-{largest!r}, {largest!r}).to(torch.{dtype})\n"
-        f"{after}"
+        f"    scale = {fmt.max!r} / max(usable){margin}\n"
+        f"y = (x * scale).clamp(-{fmt.max!r}, {fmt.max!r}).to(torch.{fmt.dtype})\n"
+        f"amaxes.append(x.abs().amax())\n"
     )

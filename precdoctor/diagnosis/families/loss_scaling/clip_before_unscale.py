@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 
+from precdoctor.diagnosis.analyses.loss_scales import enabled_scalers
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
@@ -62,20 +62,8 @@ def check(view: RunView, options: Options) -> Checked:
     share = len(steps) / len(clipped[process]) if steps else 0.0
     if share <= options["wrong_share"]:
         return Checked((), f"{plural(total, 'clipped step')}, gradients unscaled before each")
-    finding = _finding(process, steps, share, options, _Script(len(view.optimizers), _scales_by_hand(view, process)))
+    finding = _finding(view, process, steps, share, options)
     return Checked([finding], f"{plural(len(steps), 'step')} of {total:,} clipped before unscaling")
-
-
-@dataclass(frozen=True)
-class _Script:
-    """Number of optimizers in the script, and whether it scales the loss by hand, without a scaler."""
-
-    optimizers: int
-    by_hand: bool
-
-
-def _scales_by_hand(view: RunView, process: Process) -> bool:
-    return not any(s.get("enabled", True) is not False for s in view.facts(process).get("scalers") or ())
 
 
 def _shrink(facts: StepFacts, scale: float) -> float | None:
@@ -85,13 +73,13 @@ def _shrink(facts: StepFacts, scale: float) -> float | None:
     return max(1.0, facts.grad_norm * scale / facts.clip_norm)
 
 
-def _finding(process: Process, steps: Sequence[StepFacts], share: float, options: Options, script: _Script) -> Finding:
-    first = steps[0]
+def _finding(view: RunView, process: Process, steps: Sequence[StepFacts], share: float, options: Options) -> Finding:
+    first, by_hand, optimizers = steps[0], not enabled_scalers(view, process), len(view.optimizers)
     scale, limit = first.loss_scale or 1.0, first.clip_norm or 0.0
     updates = [s for s in steps if not s.skipped]
     actual = [f for s in updates if (f := _shrink(s, s.loss_scale or 1.0)) is not None]
     intended = [f for s in updates if (f := _shrink(s, 1.0)) is not None]
-    noun = "sampled step" if script.by_hand else "step"
+    noun = "sampled step" if by_hand else "step"
     message = (
         f"On {plural(len(steps), noun)} ({percent(share)} of those that clip, limit "
         f"{percent(options['wrong_share'])}) gradients were clipped to {limit:g} while they still carried the loss "
@@ -103,8 +91,8 @@ def _finding(process: Process, steps: Sequence[StepFacts], share: float, options
             f"Gradients of norm {norm:.3g} (median) were divided by {median(actual):.3g}; "
             f"unscaled first, they would have been divided by {median(intended):.3g}."
         )
-    if script.optimizers > 1:
-        message += f" There are {script.optimizers} optimizers: unscale each one with clipped parameters first."
+    if optimizers > 1:
+        message += f" There are {optimizers} optimizers: unscale each one with clipped parameters first."
     harmful = bool(actual) and median(actual) > median(intended)
     return RULE.finding(
         severity=Severity.ERROR if harmful else Severity.WARNING,
@@ -123,15 +111,15 @@ def _finding(process: Process, steps: Sequence[StepFacts], share: float, options
             "steps": len(steps),
             "last_bad_step": steps[-1].step,
             "confidence_reason": "the gradients were measured as they were clipped"
-            if script.by_hand
+            if by_hand
             else "the order of the calls was observed",
         },
-        prescription=_prescribe((limit, scale), actual, intended, script),
+        prescription=_prescribe((limit, scale), actual, intended, _snippet(limit, scale, optimizers, by_hand=by_hand)),
     )
 
 
 def _prescribe(
-    clip: tuple[float, float], actual: Sequence[float], intended: Sequence[float], script: _Script
+    clip: tuple[float, float], actual: Sequence[float], intended: Sequence[float], snippet: str
 ) -> Prescription:
     limit, scale = clip
     predicted: dict[str, object] = {"effective_clip_norm": {"from": limit / scale, "to": limit}}
@@ -141,17 +129,17 @@ def _prescribe(
         title=f"unscale before clipping: effective limit {limit / scale:.3g} -> {limit:g}",
         change={"unscale_before_clip": {"from": False, "to": True}},
         predicted=predicted,
-        snippet=_snippet(limit, scale, script),
+        snippet=snippet,
     )
 
 
-def _snippet(limit: float, scale: float, script: _Script) -> str:
+def _snippet(limit: float, scale: float, optimizers: int, *, by_hand: bool) -> str:
     clip = f"torch.nn.utils.clip_grad_norm_(model.parameters(), {limit!r})\n"
-    if script.by_hand:
+    if by_hand:
         divide = f"for p in model.parameters():\n    p.grad.div_({scale!r})\n"
         return f"import torch\n\n(loss * {scale!r}).backward()\n{divide}{clip}optimizer.step()\n"
     each = "scaler.{}(optimizer)\n"
-    if script.optimizers > 1:
+    if optimizers > 1:
         each = "for optimizer in optimizers:\n    scaler.{}(optimizer)\n"
     return (
         "import torch\n\n"

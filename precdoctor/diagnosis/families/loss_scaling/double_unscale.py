@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from precdoctor.diagnosis.analyses.histories import by_optimizer, watched_steps
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
@@ -86,28 +86,25 @@ _MIN_STEPS = 3
 
 def check(view: RunView, options: Options) -> Checked:
     """At most one finding: repeated ``unscale_`` calls or divisions, ``backward`` on an unscaled loss, or the ratio."""
-    if (repeated := worst_misuse(_repeated_unscales(view), options["share"])) is not None:
-        reason = f"{repeated.steps:,} of {plural(repeated.of, 'step')} unscaled several times"
-        return Checked([_repeated_finding(view, repeated, options)], reason)
-    if (rescaled := worst_misuse(_rescaled_sums(view), options["share"])) is not None:
-        reason = f"{rescaled.steps:,} of {plural(rescaled.of, 'step')} with sums that were rescaled after each pass"
-        return Checked([_rescaled_finding(rescaled, options["share"])], reason)
-    if (unused := worst_misuse(unscaled_losses(view), options["share"])) is not None:
-        reason = f"{unused.steps:,} of {plural(unused.of, 'step')} of a scaler began at an unscaled loss"
-        return Checked([unscaled_loss_finding(RULE, view, unused, options)], reason)
-    if (mixed := worst_misuse(mixed_losses(view), 0.0)) is not None:
-        reason = f"{mixed.steps:,} of {plural(mixed.of, 'step')} add an unscaled loss to a scaled one"
-        return Checked([mixed_loss_finding(RULE, view, mixed)], reason)
+    share = options["share"]
+    for misuses, least, finding, words in (
+        (_repeated_unscales(view), share, _repeated_finding, "unscaled several times"),
+        (_rescaled_sums(view), share, _rescaled_finding, "with sums that were rescaled after each pass"),
+        (unscaled_losses(view), share, unscaled_loss_finding, "of a scaler began at an unscaled loss"),
+        (mixed_losses(view), 0.0, mixed_loss_finding, "add an unscaled loss to a scaled one"),
+    ):
+        if (worst := worst_misuse(misuses, least)) is not None:
+            reason = f"{worst.steps:,} of {plural(worst.of, 'step')} {words}"
+            return Checked([finding(RULE, view, worst, share)], reason)
     steps = {at: s for at, s in _survey(view).items() if s.scale >= options["min_scale"]}
     if not steps:
         return Checked.not_applicable("no weight gradient was recorded with its loss scale and without")
     guilty = {at: s for at, s in steps.items() if s.distance <= options["tolerance"]}
-    share = len(guilty) / len(steps)
-    if not guilty or share < options["share"]:
+    found = len(guilty) / len(steps)
+    if not guilty or found < share:
         usual = median(s.factor for s in steps.values())
         return Checked((), f"the optimizer gets {usual:.3g} of the unscaled gradients on {plural(len(steps), 'step')}")
-    finding = _finding(guilty, share, options)
-    return Checked([finding], f"{len(guilty):,} of {plural(len(steps), 'step')} unscaled twice")
+    return Checked([_finding(guilty, found, share)], f"{len(guilty):,} of {plural(len(steps), 'step')} unscaled twice")
 
 
 # -- both gradients recorded ------------------------------------------------------------------------------------------
@@ -118,7 +115,6 @@ class _Step:
     """One step with both gradients recorded.
 
     Attributes:
-        scale: the loss scale.
         factor: norm of the gradient that the optimizer got, as a multiple of the unscaled and clipped one; median over
             the weights.
         weights: number of weights with both gradients.
@@ -159,13 +155,13 @@ def _survey(view: RunView) -> Mapping[_StepKey, _Step]:
     return {key: _Step(scale, factor / clips[key], weights) for key, (scale, factor, weights) in found}
 
 
-def _finding(guilty: Mapping[_StepKey, _Step], share: float, options: Options) -> Finding:
+def _finding(guilty: Mapping[_StepKey, _Step], share: float, limit: float) -> Finding:
     (process, first), facts = min(guilty.items(), key=lambda item: item[0])
     factor, few = median(s.factor for s in guilty.values()), len(guilty) < 4
     return RULE.finding(
         confidence=0.8 if few else 0.95,
         title=f"gradients are unscaled twice: the optimizer gets {factor:.3g} of them",
-        message=f"On {plural(len(guilty), 'recorded step')} ({percent(share)}, limit {percent(options['share'])}) the "
+        message=f"On {plural(len(guilty), 'recorded step')} ({percent(share)}, limit {percent(limit)}) the "
         f"optimizer got {factor:.3g} of the unscaled gradient, in the median of {plural(facts.weights, 'weight')}. The "
         f"loss scale is {facts.scale:g} at step {first}, and 1 / {facts.scale:g} is {1.0 / facts.scale:.3g}: the "
         "script divided by it once more, before or after the scaler.",
@@ -174,7 +170,7 @@ def _finding(guilty: Mapping[_StepKey, _Step], share: float, options: Options) -
             "given_share": factor,
             "loss_scale": facts.scale,
             "unscaled_twice_share": share,
-            "limit": options["share"],
+            "limit": limit,
             "steps": len(guilty),
             "last_bad_step": max(step for _, step in guilty),
             "confidence_reason": "fewer than four steps were recorded" if few else "both gradients were recorded",
@@ -214,32 +210,30 @@ def _rescaled_sums(view: RunView) -> Iterator[Misuse]:
             yield Misuse(process, steps, of, root, text(event["data"].get("optimizer")), passes, factor=factor)
 
 
-def _repeated_finding(view: RunView, misuse: Misuse, options: Options) -> Finding:
+def _repeated_finding(rule: Rule, view: RunView, misuse: Misuse, limit: float) -> Finding:
     steps = by_optimizer(view).get((misuse.process, misuse.optimizer), ())
     first = next((s for s in steps if s.loss_scale), None)
     scale, step = scale_at(first)
     message = (
         f"On {plural(misuse.steps, 'step')} of {misuse.of:,} ({percent(misuse.share)}, limit "
-        f"{percent(options['share'])}) the script called `scaler.unscale_` {misuse.times} times on the same gradients, "
+        f"{percent(limit)}) the script called `scaler.unscale_` {misuse.times} times on the same gradients, "
         "with `scaler.update()` in between. Each call divides the whole sum so far by the loss scale"
         + (f", {scale:g} at step {step}" if first is not None else "")
         + ". The last micro-batch counts in full, the one before it "
         + (f"with 1 / {scale:g}" if first is not None else "divided once more")
         + ", earlier ones with less."
     )
-    return RULE.finding(
+    return rule.finding(
         confidence=0.95,
         title=f"gradients are unscaled {misuse.times} times a step: one micro-batch of {misuse.times} counts",
         message=message,
-        location=Location(
-            misuse.root, "" if misuse.root else None, phase=Phase.OPTIMIZER, **vars(misuse.process), step=step
-        ),
+        location=misuse.location(step),
         evidence={
             "unscaled_times": misuse.times,
             "given_share": 1.0 / misuse.times,
             "loss_scale": scale,
             "unscaled_twice_share": misuse.share,
-            "limit": options["share"],
+            "limit": limit,
             "steps": misuse.steps,
             "confidence_reason": "the calls were observed, and the gradients stayed between them",
         },
@@ -259,12 +253,12 @@ def _repeated_finding(view: RunView, misuse: Misuse, options: Options) -> Findin
     )
 
 
-def _rescaled_finding(misuse: Misuse, limit: float) -> Finding:
-    """The finding for gradients that were divided after each backward pass; ``limit`` is the minimum share of steps."""
+def _rescaled_finding(rule: Rule, _view: RunView, misuse: Misuse, limit: float) -> Finding:
+    """The finding for gradients that were divided after each backward pass."""
     factor, passes = misuse.factor, misuse.times
     counted = sum(factor**k for k in range(passes))  # relative to the last micro-batch
     divisor = f"{1.0 / factor:.4g}"
-    return RULE.finding(
+    return rule.finding(
         confidence=0.95 if misuse.steps > _MIN_STEPS else 0.8,
         title=f"gradients are divided by {divisor} after each of {passes} backward passes: {counted:.3g} of {passes} "
         "micro-batches count",
@@ -272,7 +266,7 @@ def _rescaled_finding(misuse: Misuse, limit: float) -> Finding:
         f"({percent(misuse.share)}, limit {percent(limit)}) something divided the gradients of {misuse.optimizer} by "
         f"{divisor} after every pass. Each division includes the whole sum so far. Relative to the last micro-batch, "
         f"the one before it counts {factor:.3g} and the first one {factor ** (passes - 1):.3g}.",
-        location=Location(misuse.root, "" if misuse.root else None, phase=Phase.OPTIMIZER, **vars(misuse.process)),
+        location=misuse.location(),
         evidence={
             "factor": factor,
             "unscaled_times": passes,

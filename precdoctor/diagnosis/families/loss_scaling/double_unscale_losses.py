@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from precdoctor.diagnosis.analyses.histories import by_optimizer
-from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Source, at_line
-from precdoctor.diagnosis.claims.rule import Options, Rule
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Source, at_line
+from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.rows import integer, location, source_of, text
+from precdoctor.diagnosis.survey.rows import integer, source_of, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
@@ -43,6 +43,10 @@ class Misuse:
     def share(self) -> float:
         return self.steps / max(self.of, 1)
 
+    def location(self, step: int | None = None) -> Location:
+        root, module = self.root, "" if self.root else None
+        return Location(root, module, phase=Phase.OPTIMIZER, step=step, source=self.source, **vars(self.process))
+
 
 def counts(event: Mapping[str, Any], *names: str) -> Iterator[int]:
     """Yield numbers of a warning event's data; 0 for one that is missing."""
@@ -67,7 +71,7 @@ def unscaled_losses(view: RunView) -> Iterator[Misuse]:
         yield Misuse(process, steps, of, source=source_of(event))
 
 
-def unscaled_loss_finding(rule: Rule, view: RunView, misuse: Misuse, options: Options) -> Finding:
+def unscaled_loss_finding(rule: Rule, view: RunView, misuse: Misuse, limit: float) -> Finding:
     """The finding for ``backward`` on a loss that was passed to ``scaler.scale``."""
     steps = view.timeline.get(misuse.process, ())
     first = next((s for s in steps if s.loss_scale and s.loss_scale > 1.0), None)
@@ -77,15 +81,15 @@ def unscaled_loss_finding(rule: Rule, view: RunView, misuse: Misuse, options: Op
         confidence=0.95,
         title=f"gradients are divided by a loss scale of {scale:g} that the loss was not multiplied by{line}",
         message=f"On {plural(misuse.steps, 'step')} of {misuse.of:,} ({percent(misuse.share)}, limit "
-        f"{percent(options['share'])}) the script called `backward` on the loss that it had passed to `scaler.scale`, "
+        f"{percent(limit)}) the script called `backward` on the loss that it had passed to `scaler.scale`, "
         f"not on the result. `scaler.step` still divides: the optimizer gets gradients {scale:g} times too small, and "
         "nothing protects them from being flushed to zero in FP16.",
-        location=replace(location(None, Phase.OPTIMIZER, misuse.process, step), source=misuse.source),
+        location=misuse.location(step),
         evidence={
             "given_share": 1.0 / scale,
             "loss_scale": scale,
             "unscaled_loss_share": misuse.share,
-            "limit": options["share"],
+            "limit": limit,
             "steps": misuse.steps,
             "confidence_reason": "the tensors were the same object",
         },
@@ -107,7 +111,7 @@ def mixed_losses(view: RunView) -> Iterator[Misuse]:
             yield Misuse(process, steps, of, optimizer=optimizer, source=source_of(event))
 
 
-def mixed_loss_finding(rule: Rule, view: RunView, misuse: Misuse) -> Finding:
+def mixed_loss_finding(rule: Rule, view: RunView, misuse: Misuse, _limit: float) -> Finding:
     """The finding for a second loss without the scale, beside one that has it."""
     steps = by_optimizer(view).get((misuse.process, misuse.optimizer), ())
     scale, step = scale_at(next((s for s in steps if s.loss_scale and s.loss_scale > 1.0), None))
@@ -119,7 +123,7 @@ def mixed_loss_finding(rule: Rule, view: RunView, misuse: Misuse) -> Finding:
         f"{misuse.optimizer} are the sum of a loss that `scaler.scale` multiplied and of one that it did not. "
         f"`scaler.step` divides the sum by {scale:g}: the loss without the scale counts "
         f"{1.0 / scale:.3g} of what it should.",
-        location=replace(location(None, Phase.OPTIMIZER, misuse.process, step), source=misuse.source),
+        location=misuse.location(step),
         evidence={
             "given_share": 1.0 / scale,
             "loss_scale": scale,

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from precdoctor.diagnosis.advice.prescription_order import is_worthwhile
-from precdoctor.diagnosis.analyses.loss_scales import STOCK_INTERVAL, growth_interval
+from precdoctor.diagnosis.analyses.loss_scales import growth_interval
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Phase, Prescription
 from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import Culprits, Overflow
@@ -15,6 +15,7 @@ from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, FORWARD_KINDS, Tens
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.formats import BF16, FP16
+from precdoctor.numerics.loss_scaling import STOCK_INTERVAL
 
 #: Number of clean steps whose gradients are read, spread over the run, and again at its end; bounds the work.
 _STEPS_READ = 8
@@ -40,17 +41,16 @@ def lower_bound(steps: Sequence[StepFacts], least: float) -> float | None:
 def prescriptions(
     view: RunView, steps: Sequence[StepFacts], start: float, end: float, culprits: Culprits, bound: float | None
 ) -> tuple[Prescription, ...]:
-    """At least one prescription; those that are predicted to save a good part of the skipped steps come first.
+    """At least one prescription; of a scaler without a bound only such as save a good part of the skipped steps.
 
     Args:
         steps: all scaled steps of the process, including skipped ones.
         start, end: the scale before and after the fall.
         bound: the scaler's :func:`lower_bound`.
     """
-    candidates = sorted(_candidates(view, steps, start, end, culprits, bound), key=lambda p: not is_worthwhile(p))
-    if bound is None:  # with a bound, keep them all: removing it may save more skips than predicted
-        candidates = [p for p in candidates if is_worthwhile(p)]
-    return tuple(candidates) or (_bfloat16(view, steps, end),)
+    candidates = _candidates(view, steps, start, end, culprits, bound)
+    # with a bound, keep them all: removing it may save more skips than predicted
+    return tuple(p for p in candidates if bound is not None or is_worthwhile(p)) or (_bfloat16(view, steps, end),)
 
 
 def shorter_interval(

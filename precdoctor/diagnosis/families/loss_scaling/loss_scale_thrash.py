@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from precdoctor.diagnosis.analyses.loss_scales import (
-    STOCK_INTERVAL,
     after_calibration,
     growth_interval,
     is_dynamic,
@@ -20,6 +21,7 @@ from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import culprits
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.numerics.loss_scaling import STOCK_INTERVAL, ScalerPolicy, levels
 
 PAGE = RulePage(
     finds="""
@@ -86,30 +88,13 @@ def check(view: RunView, options: Options) -> Checked:
     return Checked([_finding(view, worst, options)], seen)
 
 
-def replayed_skips(steps: int, level: float, ceiling: float, interval: int) -> int:
-    """Simulate a scaler and return the number of steps it skips.
-
-    Args:
-        level: the initial scale.
-        ceiling: the lowest scale that overflows.
-    """
-    scale, clean, skips = level, 0, 0
-    for _ in range(steps):
-        if scale >= ceiling:
-            scale, clean, skips = scale / 2.0, 0, skips + 1
-            continue
-        clean += 1
-        if clean == interval:
-            scale, clean = scale * 2.0, 0
-    return skips
-
-
 def _finding(view: RunView, thrash: _Thrash, options: Options) -> Finding:
     found = culprits(view, thrash.process, thrash.probes)
     harmful = thrash.share >= options["harmful_share"]
     limit = options["harmful_share" if harmful else "wasted_share"]
     level, steps = thrash.ceiling / 2.0, len(thrash.steps)
-    predicted = replayed_skips(steps, level, thrash.ceiling, STOCK_INTERVAL)
+    stock = ScalerPolicy(init=level)
+    predicted = sum(skipped for *_, skipped in levels(stock, np.full(steps, thrash.ceiling), stock.start()))
     interval = f"a growth interval of {thrash.interval:g}" if thrash.interval else "its growth interval"
     message = (
         f"{plural(len(thrash.probes), 'step')} of {steps:,} ({percent(thrash.share)}, limit "

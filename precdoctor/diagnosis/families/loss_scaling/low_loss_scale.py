@@ -18,6 +18,7 @@ from precdoctor.diagnosis.families.loss_scaling.scale_level import (
     LostGradient,
     higher_level,
     largest_gradient,
+    subnormal_evidence,
 )
 from precdoctor.diagnosis.survey.rows import Key, TensorRow, gradient_evidence, location
 from precdoctor.diagnosis.survey.step_facts import StepFacts
@@ -136,11 +137,10 @@ def _finding(
     bits = tensor.mean_bits
     binades, after = out_of_subnormals(row, room, target=options["subnormal_share"] / 10.0)
     limiting = largest_gradient(rows) if room < options["room"] else None
-    few = tensor.steps < 4
     advice = higher_level(view, LostGradient(key, tensor), limiting, history.scale) if limiting is not None else ()
     return RULE.finding(
         severity=None if bits < options["enough_bits"] else Severity.INFO,
-        confidence=0.7 if few else 0.9,
+        confidence=0.7 if tensor.steps < 4 else 0.9,
         title=f"the loss scale is stuck at {history.scale:g}: {percent(tensor.subnormal_share)} of the gradient of "
         f"`{row.place}` is subnormal",
         message=f"{percent(tensor.subnormal_share)} of the gradient of the output of `{row.place}` (float16) is "
@@ -149,18 +149,11 @@ def _finding(
         f"{history.words()} {_room_words(limiting, room)} {plural(len(guilty), 'gradient')} above the limit.",
         location=location(row, Phase.BACKWARD, process, step),
         evidence={
-            "subnormal_share": tensor.subnormal_share,
-            "limit": options["subnormal_share"],
-            "mean_significant_bits": bits,
+            **subnormal_evidence(tensor, guilty, options),
             "loss_scale": history.scale,
             "room_binades": room,
             "growth_interval": history.interval,
-            "tensors": [
-                {"root": k[0], "module": k[1], "subnormal_share": t.subnormal_share}
-                for k, t in sorted(guilty.items(), key=lambda item: -item[1].subnormal_share)[:16]
-            ],
             **gradient_evidence(rows, row),
-            "confidence_reason": "fewer than four steps were sampled" if few else "subnormal elements are counted",
         },
         prescriptions=advice or (_prescribe(view, history, row, binades, after, room),),
     )

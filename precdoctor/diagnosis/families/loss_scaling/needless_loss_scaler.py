@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from precdoctor.diagnosis.analyses.loss_scales import is_dynamic, scaled_steps
+from precdoctor.diagnosis.analyses.parameters import recorded_parameters
 from precdoctor.diagnosis.claims.finding import Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
@@ -96,12 +97,10 @@ def check(view: RunView, options: Options) -> Checked:
 def _half_precision(view: RunView) -> str | None:
     """What the run has in FP16: ``FP16 autocast``, ``FP16 weights`` or ``FP16 tensors``; None if nothing."""
     for process in view.processes:
-        facts = view.facts(process)
-        if any(text(a).endswith(f":{_FP16}") for a in facts.get("autocast") or ()):
+        if any(text(a).endswith(f":{_FP16}") for a in view.facts(process).get("autocast") or ()):
             return "FP16 autocast"
-        for root in facts.get("roots") or ():
-            if any(text(p.get("dtype")) == _FP16 for p in root.get("parameters") or ()):
-                return "FP16 weights"
+        if any(text(p.get("dtype")) == _FP16 for _, p in recorded_parameters(view, process)):
+            return "FP16 weights"
     if any(s.autocast_dtype == _FP16 for steps in view.timeline.values() for s in steps):
         return "FP16 autocast"
     totals = view.survey.totals

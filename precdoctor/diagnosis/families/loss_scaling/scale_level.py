@@ -5,7 +5,7 @@ PD301 and PD303 ask for both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from precdoctor.diagnosis.advice.larger_loss_scale import multiplied, plan_scale
@@ -25,6 +25,7 @@ from precdoctor.diagnosis.analyses.gradient_underflow import (
 )
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Phase, Prescription
+from precdoctor.diagnosis.claims.rule import Options
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import Overflow
 from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, Key, TensorRow
@@ -116,6 +117,21 @@ def higher_level(view: RunView, lost: LostGradient, layer: Overflow | None, leve
         ),
         bfloat16,
     )
+
+
+def subnormal_evidence(
+    tensor: GradientSeries, guilty: Mapping[Key, GradientSeries], options: Options
+) -> dict[str, object]:
+    """The entries of a finding's evidence that PD303 and PD305 share; ``tensor``: the worst of the ``guilty`` ones."""
+    worst = sorted(guilty.items(), key=lambda item: -item[1].subnormal_share)[:16]
+    few = tensor.steps < 4
+    return {
+        "subnormal_share": tensor.subnormal_share,
+        "limit": options["subnormal_share"],
+        "mean_significant_bits": tensor.mean_bits,
+        "tensors": [{"root": k[0], "module": k[1], "subnormal_share": t.subnormal_share} for k, t in worst],
+        "confidence_reason": "fewer than four steps were sampled" if few else "subnormal elements are counted",
+    }
 
 
 def largest_gradient(rows: Sequence[TensorRow]) -> Overflow | None:

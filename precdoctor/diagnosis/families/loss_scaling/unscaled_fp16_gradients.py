@@ -10,7 +10,7 @@ from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.loss_scaling.scale_level import SUBNORMAL_OPTIONS
+from precdoctor.diagnosis.families.loss_scaling.scale_level import SUBNORMAL_OPTIONS, subnormal_evidence
 from precdoctor.diagnosis.survey.rows import Key, gradient_evidence, location
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP16
@@ -82,10 +82,9 @@ def _finding(
         row, found.headroom - options["margin_binades"], target=options["subnormal_share"] / 10.0
     )
     bits = tensor.mean_bits
-    few = tensor.steps < 4
     return RULE.finding(
         severity=None if bits < options["enough_bits"] else Severity.INFO,
-        confidence=0.7 if few else 0.9,
+        confidence=0.7 if tensor.steps < 4 else 0.9,
         title=f"FP16 without a loss scale: {percent(tensor.subnormal_share)} of the gradient of `{row.place}` is "
         "subnormal",
         message=f"No loss scale is in force. {percent(tensor.subnormal_share)} of the gradient of the output of "
@@ -96,17 +95,10 @@ def _finding(
         f"{len(found.tensors):,} above the limit.",
         location=location(row, Phase.BACKWARD, process, step),
         evidence={
-            "subnormal_share": tensor.subnormal_share,
-            "limit": options["subnormal_share"],
-            "mean_significant_bits": bits,
+            **subnormal_evidence(tensor, guilty, options),
             "headroom_binades": found.headroom,
             "steps_examined": len(found.steps),
-            "tensors": [
-                {"root": k[0], "module": k[1], "subnormal_share": t.subnormal_share}
-                for k, t in sorted(guilty.items(), key=lambda item: -item[1].subnormal_share)[:16]
-            ],
             **gradient_evidence(rows, row),
-            "confidence_reason": "fewer than four steps were sampled" if few else "subnormal elements are counted",
         },
         prescription=Prescription(
             title=f"GradScaler at 2^{exponent}: subnormal {percent(subnormal_share(row, 0))} -> {percent(after)}",

@@ -71,9 +71,7 @@ class _GradientHistory:
     """A weight gradient over the steps on which it was recorded before and after unscaling.
 
     Attributes:
-        numel: its number of elements.
         share: share of its non-zero elements that unscaling set to zero, median over the steps.
-        steps: the number of steps.
         worst: process and step with the largest share.
     """
 

@@ -8,10 +8,10 @@ the longest by far.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from precdoctor.diagnosis.analyses.parameters import recorded_parameters
 from precdoctor.diagnosis.survey.rows import grouped, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.errors import NothingRecordedError
@@ -120,37 +120,31 @@ def _products(view: RunView) -> Iterator[Product]:
     process = next((p for p in view.processes if view.facts(p)), None)
     if process is None:
         return
-    rows = _batch_rows(view, process)
-    for root in view.facts(process).get("roots") or ():
-        name = text(root.get("name"))
-        for parameter in root.get("parameters") or ():
-            yield from _products_of(name, parameter, view.module_classes, rows)
-            for tied in parameter.get("tied") or ():
-                module, _, own = text(tied).rpartition(".")
-                yield from _products_of(name, {**parameter, "module": module, "name": own}, view.module_classes, rows)
+    gradients = _gradient_shapes(view, process)
+    for (root, *own), parameter in recorded_parameters(view, process):
+        tied = [text(name).rpartition(".")[::2] for name in parameter.get("tied") or ()]
+        for module, name in (own, *tied):
+            if "weight" in name and view.module_classes.get((root, module), "") not in _NO_PRODUCT:
+                lengths = _lengths(tuple(parameter.get("shape") or ()), gradients.get((root, module)))
+                yield from (Product(root, module, name, role, k) for role, k in lengths.items() if k >= 1)
 
 
-def _products_of(
-    root: str,
-    parameter: Mapping[str, Any],
-    classes: Mapping[tuple[str, str], str],
-    rows: Mapping[tuple[str, str], tuple[int, ...]],
-) -> Iterator[Product]:
-    """Yield the products of one parameter; none if it is no weight matrix. ``rows``: shapes of output gradients."""
-    module, name = text(parameter.get("module")), text(parameter.get("name"))
-    shape: tuple[int, ...] = tuple(parameter.get("shape") or ())
-    if len(shape) < 2 or "weight" not in name or classes.get((root, module), "") in _NO_PRODUCT:
-        return
+def _lengths(shape: tuple[int, ...], gradient: tuple[int, ...] | None) -> dict[str, int]:
+    """Return the number of terms of a parameter's products by role; none if it is no matrix.
+
+    ``gradient``: shape of the output gradient; None if unknown.
+    """
+    if len(shape) < 2:
+        return {}
     kernel = math.prod(shape[2:])
     lengths = {"forward": shape[1] * kernel, "input gradient": shape[0] * kernel}
-    gradient = rows.get((root, module))
     if gradient is not None and len(gradient) >= 2:
         # channels are the last dimension, in convolutions the second
         lengths["weight gradient"] = math.prod(gradient) // gradient[1 if len(shape) > 2 else -1]
-    yield from (Product(root, module, name, role, int(k)) for role, k in lengths.items() if k >= 1)
+    return {role: int(k) for role, k in lengths.items()}
 
 
-def _batch_rows(view: RunView, process: Process) -> dict[tuple[str, str], tuple[int, ...]]:
+def _gradient_shapes(view: RunView, process: Process) -> dict[tuple[str, str], tuple[int, ...]]:
     """Return the shape of each module's output gradient, from the first of eight kept steps that has any."""
     for step in view.kept_steps[:8]:
         found = {(r.root, r.module): r.shape for r in view.rows(process, step) if r.kind == "grad_output" and r.shape}

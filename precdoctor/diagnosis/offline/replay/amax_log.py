@@ -12,9 +12,10 @@ from precdoctor.diagnosis.analyses.parameters import recorded_parameters
 from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys, magnitudes
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.arrays import Bools, Floats, Ints
-from precdoctor.numerics.cast_counts import HistogramTable
+from precdoctor.numerics.histogram import Histograms
 
-_KEY = ("root", "module", "kind", "name")
+#: Columns of a tensor over all calls.
+KEY = ("root", "module", "kind", "name")
 #: Number of rows whose histograms are in memory at a time.
 _AT_ONCE = 1 << 14
 Key = tuple[str, str, str, str]
@@ -25,9 +26,7 @@ class AmaxLog:
     """The amax of each tensor at each step, the largest over calls and ranks, in arrays with one entry for each.
 
     Attributes:
-        keys: the tensors.
         bounds: entries ``bounds[i]:bounds[i + 1]`` are those of tensor i, sorted by step.
-        steps: step of each entry.
         amax: of each entry; NaN if unknown.
         non_finite: whether any row of the entry held a NaN or +Inf.
     """
@@ -42,13 +41,11 @@ class AmaxLog:
     def read(cls, view: RunView, kinds: Sequence[str], wanted: Callable[[str], bool] | None) -> AmaxLog:
         """Read the kept rows of these kinds without biases and gains; ``wanted`` selects modules, None means all."""
         frame = view.measured((), kinds, columns=("amax", "nan", "pos_inf"))
-        left_out, tensors = set(vectors(view)), groups(frame, _KEY)
+        tensors = groups(frame, KEY)
         found = [key[:4] for key in keys(frame.iloc[firsts(tensors)])]
-        selected = np.array(
-            [key not in left_out and (wanted is None or wanted(key[1])) for key in found], dtype=np.bool_
-        )
-        mine = selected[tensors]
-        code, frame = (np.cumsum(selected) - 1)[tensors[mine]], frame[mine]
+        chosen = selected(view, found, wanted)
+        mine = chosen[tensors]
+        code, frame = (np.cumsum(chosen) - 1)[tensors[mine]], frame[mine]
         if not len(frame):
             nothing = np.zeros(0, dtype=np.int64)
             return cls([], np.zeros(1, dtype=np.int64), nothing, np.zeros(0), np.zeros(0, dtype=np.bool_))
@@ -59,8 +56,8 @@ class AmaxLog:
         starts = np.flatnonzero(np.r_[True, (np.diff(code) != 0) | (np.diff(steps) != 0)])
         code = code[starts]
         return cls(
-            [key for key, chosen in zip(found, selected, strict=True) if chosen],
-            np.searchsorted(code, np.arange(int(selected.sum()) + 1)),
+            [found[i] for i in np.flatnonzero(chosen)],
+            np.searchsorted(code, np.arange(int(chosen.sum()) + 1)),
             steps[starts],
             np.fmax.reduceat(amax, starts),
             np.logical_or.reduceat(bad, starts),
@@ -83,22 +80,24 @@ class AmaxLog:
         return np.searchsorted(self._places, wanted)
 
 
-def vectors(view: RunView) -> Iterator[Key]:
-    """Yield one-dimensional parameters (biases and gains), which are no operands of a matrix product."""
-    for process in view.processes:
-        for (root, module, name), parameter in recorded_parameters(view, process):
-            if len(parameter.get("shape") or ()) == 1:
-                yield root, module, "weight", name
+def selected(view: RunView, tensors: Sequence[Key], wanted: Callable[[str], bool] | None) -> Bools:
+    """Mask of the tensors of wanted modules, without biases and gains, which are no operands of a matrix product."""
+    known = (one for process in view.processes for one in recorded_parameters(view, process))
+    vectors = {
+        (root, module, "weight", name)
+        for (root, module, name), parameter in known
+        if len(parameter.get("shape") or ()) == 1
+    }
+    return np.array([key not in vectors and (wanted is None or wanted(key[1])) for key in tensors], dtype=np.bool_)
 
 
-def exponents_of(view: RunView, kinds: Sequence[str], log: AmaxLog) -> Iterator[tuple[HistogramTable, Ints, Ints]]:
-    """Yield the histograms of some thousand rows at a time, with each row's entry and tensor number in ``log``."""
+def exponents_of(view: RunView, kinds: Sequence[str], log: AmaxLog) -> Iterator[tuple[Histograms, Floats, Ints, Ints]]:
+    """Yield histograms and amax of some thousand rows at a time, and each row's entry and tensor number in ``log``."""
     frame = view.measured((), kinds, columns=("amax", "exp_lo", "exp_hist"))
-    known, tensors = {key: i for i, key in enumerate(log.keys)}, groups(frame, _KEY)
+    known, tensors = {key: i for i, key in enumerate(log.keys)}, groups(frame, KEY)
     code = np.array([known.get(key[:4], -1) for key in keys(frame.iloc[firsts(tensors)])], dtype=np.int64)[tensors]
     held = (frame["exp_hist"].notna() & frame["exp_lo"].notna()).to_numpy()
     used = np.flatnonzero((code >= 0) & held)
     for rows in np.split(used, np.arange(_AT_ONCE, used.size, _AT_ONCE)) if used.size else ():
         some = frame.iloc[rows]
-        table = HistogramTable.of(histograms(some), magnitudes(some))
-        yield table, log.rows_of(code[rows], some["step"].to_numpy()), code[rows]
+        yield histograms(some), magnitudes(some), log.rows_of(code[rows], some["step"].to_numpy()), code[rows]

@@ -6,12 +6,11 @@ steps are added, and one prediction per tensor covers all of them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from precdoctor.diagnosis.offline.replay.amax_log import Key, vectors
+from precdoctor.diagnosis.offline.replay.amax_log import KEY, Key, selected
 from precdoctor.diagnosis.offline.replay.fp8 import KINDS, RecipeReplay, TensorReplay
 from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys, largest, magnitudes
 from precdoctor.diagnosis.survey.measures import lists
@@ -20,8 +19,6 @@ from precdoctor.errors import CorruptRunError, NothingRecordedError, UsageError
 from precdoctor.numerics.block_prediction import predict_blocks
 from precdoctor.numerics.blocks import BlockFormat, BlockHistogram
 from precdoctor.numerics.cells import Estimate
-
-_KEY = ("root", "module", "kind", "name")
 
 
 def replay_blocks(
@@ -57,8 +54,8 @@ def replay_blocks(
     return RecipeReplay(
         recipe=fmt.name,
         tensors=tuple(t for _, t in tensors),
-        flushed=_mean([(n, t.flushed) for n, t in tensors]),
-        saturated=_mean([(n, t.saturated) for n, t in tensors]),
+        flushed=Estimate.mean([t.flushed for _, t in tensors], [n for n, _ in tensors]),
+        saturated=Estimate.mean([t.saturated for _, t in tensors], [n for n, _ in tensors]),
         stale_tensors=0,
         history=False,
     )
@@ -77,21 +74,20 @@ def _sums(
     where = [("step", ">=", first or 0), *([("step", "<", stop)] if stop is not None else [])]
     frame = view.measured((), kinds, columns=("amax", below, f"{peaks}_lo", f"{peaks}_hist"), where=where)
     frame = frame[frame[below].notna()]
-    tensors, left_out = groups(frame, _KEY), set(vectors(view))
+    tensors = groups(frame, KEY)
     lengths, counts = lists(frame, below)
     if (lengths > BlockHistogram.LIMIT).any() or (counts < 0).any():
         raise CorruptRunError(f"the log is damaged: {below} has over {BlockHistogram.LIMIT} entries, or one below zero")
-    found = keys(frame.iloc[firsts(tensors)])
+    found = [key[:4] for key in keys(frame.iloc[firsts(tensors)])]
     places = np.arange(counts.size) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     table = np.zeros((len(found), BlockHistogram.LIMIT), dtype=np.int64)
     np.add.at(table, (np.repeat(tensors, lengths), places), counts.astype(np.int64))
     amax = histograms(frame, peaks).merged(tensors, len(found))
     largest_ = np.nan_to_num(largest(tensors, magnitudes(frame)))
-    seen = np.bincount(tensors[firsts(groups(frame, (*_KEY, "step")))], minlength=len(found))
-    for i, key in enumerate(found):
-        if key[:4] not in left_out and (wanted is None or wanted(key[1])):
-            whole = BlockHistogram(size, tuple(table[i].tolist()), amax.row(i))
-            yield key[:4], whole, float(largest_[i]), int(seen[i])
+    seen = np.bincount(tensors[firsts(groups(frame, (*KEY, "step")))], minlength=len(found))
+    for i in np.flatnonzero(selected(view, found, wanted)).tolist():
+        whole = BlockHistogram(size, tuple(table[i].tolist()), amax.row(i))
+        yield found[i], whole, float(largest_[i]), int(seen[i])
 
 
 def _tensor(key: Key, histogram: BlockHistogram, amax: float, steps: int, fmt: BlockFormat) -> tuple[int, TensorReplay]:
@@ -105,11 +101,3 @@ def _tensor(key: Key, histogram: BlockHistogram, amax: float, steps: int, fmt: B
         saturated=prediction.saturated,
         padding_binades=prediction.headroom_binades.estimate,
     )
-
-
-def _mean(shares: Sequence[tuple[int, Estimate]]) -> Estimate:
-    total = max(sum(n for n, _ in shares), 1)
-    low, high, estimate = (
-        math.fsum(n * getattr(share, end) for n, share in shares) / total for end in ("low", "high", "estimate")
-    )
-    return Estimate.of(low, high, estimate)

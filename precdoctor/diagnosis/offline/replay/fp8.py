@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from precdoctor.diagnosis.offline.replay.amax_log import AmaxLog, exponents_of
+from precdoctor.diagnosis.offline.replay.amax_log import AmaxLog, Key, exponents_of
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import NothingRecordedError
 from precdoctor.numerics.arrays import Bools, Floats, Ints
@@ -38,6 +37,7 @@ CANDIDATES: tuple[Recipe, ...] = (
 )
 #: Recipes that flush at most this share are ranked by what they saturate.
 FLUSHED_TARGET = 0.005
+_UNKNOWN = Estimate(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,6 @@ class Stale:
     """The step on which a delayed scale was most outdated.
 
     Attributes:
-        amax: of the tensor on that step.
-        scale: the recipe's scale on that step.
         binades: log2 of amax times scale over the format's maximum.
     """
 
@@ -61,9 +59,7 @@ class TensorReplay:
     """One tensor under a recipe, over all its recorded steps, calls and ranks.
 
     Attributes:
-        root, module, kind, name: the tensor.
         format: the format it is cast to.
-        steps: number of steps.
         flushed, saturated: shares of the finite non-zero elements of all steps except cold ones.
         stale_steps: number of steps whose amax saturates at the recipe's scale.
         worst: the most outdated of them; None without one.
@@ -97,7 +93,6 @@ class StepShares:
     """All tensors at one step.
 
     Attributes:
-        step: the step.
         flushed, saturated: shares of the finite non-zero elements of the tensors that are not cold.
         stale_tensors: number of these tensors whose amax saturates.
     """
@@ -157,8 +152,6 @@ def replay_recipes(
     Gradients keep their recorded loss scale, because real casts see it as well.
 
     Args:
-        recipes: current or delayed scaling.
-        format_of: returns the format of a kind.
         wanted: returns whether to replay a module; default: all.
         steps: half-open range of the steps to count; histories also use earlier steps.
 
@@ -178,25 +171,23 @@ def replay_recipes(
     step_of = np.searchsorted(numbers, log.steps)
     by_step = [CastCounts.zeros(numbers.size) for _ in recipes]
     by_format = sorted(set(formats), key=lambda f: f.name)
-    for table, row, key in exponents_of(view, kinds, log):
+    for histograms, amax, row, key in exponents_of(view, kinds, log):
         for fmt in by_format:
             own = np.array([f is fmt for f in formats])[key]
             for i, scale in enumerate(scales):
-                mine = own & scale.counted[row]
-                found = cast_counts(table.rows(mine), fmt, scale.scale[row[mine]])
+                mine = np.flatnonzero(own & scale.counted[row])
+                found = cast_counts(histograms.taken(mine), amax[mine], fmt, scale.scale[row[mine]])
                 counts[i] = counts[i] + found.summed_by(key[mine], len(log.keys))
                 by_step[i] = by_step[i] + found.summed_by(step_of[row[mine]], numbers.size)
     out = []
     for recipe, scale, count, step_counts in zip(recipes, scales, counts, by_step, strict=True):
         counted_steps = np.flatnonzero(np.bincount(step_of, within, minlength=numbers.size))
         stale = np.bincount(step_of, scale.stale, minlength=numbers.size)
-        shares = tuple(_step_shares(int(numbers[j]), step_counts.row(j), int(stale[j])) for j in counted_steps.tolist())
-        out.append(_recipe_replay(str(recipe), log, formats, scale, count, shares))
+        shares = tuple(
+            StepShares(int(numbers[j]), *step_counts.row(j).shares(), int(stale[j])) for j in counted_steps.tolist()
+        )
+        out.append(_recipe_replay(str(recipe), scale, count, shares))
     return tuple(out)
-
-
-def _step_shares(step: int, counts: CastCounts, stale: int) -> StepShares:
-    return StepShares(step, counts.flushed_share(), counts.saturated_share(), stale)
 
 
 def best_delayed(replays: Sequence[RecipeReplay]) -> RecipeReplay:
@@ -216,8 +207,10 @@ def _within(steps: Ints, wanted: tuple[int | None, int | None]) -> Bools:
 # -- scales -----------------------------------------------------------------------------------------------------------
 
 
-def _summary(series: AmaxSeries, scales: ScaleSeries, fmt: Format, within: Bools, beyond: Bools) -> dict[str, Any]:
-    """Summarise the scales of one tensor over the counted steps; keys as the fields of :class:`TensorReplay`."""
+def _tensor(
+    key: Key, series: AmaxSeries, scales: ScaleSeries, fmt: Format, within: Bools, beyond: Bools
+) -> TensorReplay:
+    """Summarise the scales of one tensor over the counted steps; its shares are not yet known."""
 
     def count(mask: Bools) -> int:
         return int(np.count_nonzero(mask & within))
@@ -230,16 +223,20 @@ def _summary(series: AmaxSeries, scales: ScaleSeries, fmt: Format, within: Bools
     if stale.size:
         at = int(stale[np.argmin(headroom[stale])])
         worst = Stale(int(series.steps[at]), float(series.amax[at]), float(scales.scale[at]), -float(headroom[at]))
-    return {
-        "steps": count(within),
-        "stale_steps": int(stale.size),
-        "worst": worst,
-        "padding_binades": float(np.median(known)) if known.size else None,
-        "kept_steps": count(scales.kept & ~scales.cold),
-        "cold_steps": count(scales.cold),
-        "non_finite_steps": count(scales.non_finite),
-        "sparse_steps": count(scales.sparse),
-    }
+    return TensorReplay(
+        *key,
+        format=fmt.name,
+        steps=count(within),
+        flushed=_UNKNOWN,
+        saturated=_UNKNOWN,
+        stale_steps=int(stale.size),
+        worst=worst,
+        padding_binades=float(np.median(known)) if known.size else None,
+        kept_steps=count(scales.kept & ~scales.cold),
+        cold_steps=count(scales.cold),
+        non_finite_steps=count(scales.non_finite),
+        sparse_steps=count(scales.sparse),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,46 +247,34 @@ class _Scales:
         scale: of each entry of the amax log.
         counted: mask of the entries of the counted steps, without cold ones.
         stale: mask of those whose amax saturates.
-        summaries: one :func:`_summary` per tensor.
+        tensors: one :func:`_tensor` for each of the log.
     """
 
     scale: Floats
     counted: Bools
     stale: Bools
-    summaries: tuple[dict[str, Any], ...]
+    tensors: tuple[TensorReplay, ...]
 
     @classmethod
     def of(cls, log: AmaxLog, formats: Sequence[Format], recipe: Recipe, within: Bools) -> _Scales:
-        scale, counted, summaries = np.ones(log.steps.size), within.copy(), []
+        scale, counted, tensors = np.ones(log.steps.size), within.copy(), []
         stale = np.zeros(log.steps.size, dtype=np.bool_)
-        for i, fmt in enumerate(formats):
+        for i, (key, fmt) in enumerate(zip(log.keys, formats, strict=True)):
             part = slice(int(log.bounds[i]), int(log.bounds[i + 1]))
             series = AmaxSeries(log.steps[part], log.amax[part], log.non_finite[part])
             found = scale_series(series, fmt, recipe)
             scale[part] = found.scale
             counted[part] &= ~found.cold
-            product = np.where(series.amax > 0.0, series.amax, 0.0) * found.scale
-            beyond = product >= fmt.overflow_limit if fmt.tie_overflows else product > fmt.overflow_limit
+            beyond = fmt.overflows(series.amax * found.scale)
             stale[part] = beyond & counted[part]
-            summaries.append(_summary(series, found, fmt, within[part], beyond))
-        return cls(scale, counted, stale, tuple(summaries))
+            tensors.append(_tensor(key, series, found, fmt, within[part], beyond))
+        return cls(scale, counted, stale, tuple(tensors))
 
 
-def _recipe_replay(
-    recipe: str,
-    log: AmaxLog,
-    formats: Sequence[Format],
-    scales: _Scales,
-    counts: CastCounts,
-    steps: tuple[StepShares, ...],
-) -> RecipeReplay:
+def _recipe_replay(recipe: str, scales: _Scales, counts: CastCounts, steps: tuple[StepShares, ...]) -> RecipeReplay:
     """Combine scales and counts to the replay of one recipe; tensors without a counted step are left out."""
-    tensors = []
-    for i, (key, fmt, course) in enumerate(zip(log.keys, formats, scales.summaries, strict=True)):
-        if course["steps"]:
-            shares = counts.row(i)
-            flushed, saturated = shares.flushed_share(), shares.saturated_share()
-            tensors.append(TensorReplay(*key, format=fmt.name, flushed=flushed, saturated=saturated, **course))
+    shares = ((t, *counts.row(i).shares()) for i, t in enumerate(scales.tensors) if t.steps)
+    tensors = [replace(t, flushed=flushed, saturated=saturated) for t, flushed, saturated in shares]
     tensors.sort(key=lambda t: (-t.saturated.estimate, -t.stale_steps, -t.flushed.estimate, t.module, t.kind, t.name))
     stale = sum(t.stale_steps > 0 for t in tensors)
-    return RecipeReplay(recipe, tuple(tensors), counts.flushed_share(), counts.saturated_share(), stale, steps)
+    return RecipeReplay(recipe, tuple(tensors), *counts.shares(), stale, steps)

@@ -18,7 +18,7 @@ from precdoctor.diagnosis.offline.replay.updates import Update, updates_of
 from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, magnitudes
 from precdoctor.diagnosis.survey.measures import format_values
 from precdoctor.diagnosis.survey.view import Process, RunView, remembered
-from precdoctor.numerics.arrays import Floats, Ints
+from precdoctor.numerics.arrays import Floats
 from precdoctor.numerics.formats import FP16, Format
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
 from precdoctor.numerics.step_gradients import OverflowLimit, StepGradients
@@ -38,7 +38,6 @@ class RunGradients:
     Attributes:
         updates: the run's own updates.
         gradients: for each update the overflow limit and exponents, which hold for any loss scale.
-        format: the format of the gradients.
         hypothetical: whether no gradient of the run was in ``format``, so that all are treated as if they were.
         sampled: number of updates with recorded gradients.
         bounded: number of updates without, but with a gradient norm.
@@ -62,16 +61,11 @@ def run_gradients(view: RunView, process: Process, fmt: Format = FP16) -> RunGra
     Rows of other ranks of the same attempt are also used: after the reduction, one rank's overflow is that of all.
     """
     updates = updates_of(view, process)
-    narrow = _modules_in(view, fmt)
-    found = _Evidence(updates, fmt)
     frame = view.measured(("non_finite",), KINDS, columns=_COLUMNS)
-    found.add(frame[frame["attempt"] == process.attempt], narrow)
-    scaled = any(u.scale is not None for u in updates)
-    hypothetical = not narrow and (bool(found.seen.any()) or not scaled)  # without rows, a loss scale implies FP16
-    gradients = tuple(found.gradients(hypothetical=hypothetical))
+    found = _Evidence(updates, fmt, frame[frame["attempt"] == process.attempt], _modules_in(view, fmt))
     sampled = int(np.count_nonzero(found.seen))
     bounded = sum(u.grad_norm is not None and not s for u, s in zip(updates, found.seen, strict=True))
-    return RunGradients(process, tuple(updates), gradients, fmt, hypothetical, sampled, bounded)
+    return RunGradients(process, tuple(updates), tuple(found.gradients()), fmt, found.hypothetical, sampled, bounded)
 
 
 @remembered
@@ -86,9 +80,16 @@ def _modules(frame: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 class _Evidence:
-    """Collects the rows of each update: a few numbers for each, and exponents of at most :data:`HISTOGRAMS`."""
+    """The rows of each update: a few numbers for each, and exponents of at most :data:`HISTOGRAMS`.
 
-    def __init__(self, updates: Sequence[Update], fmt: Format) -> None:
+    Args:
+        frame: rows of the ``tensors`` table.
+        narrow: modules with a gradient in ``fmt``; without any, all rows count as in it.
+    """
+
+    def __init__(
+        self, updates: Sequence[Update], fmt: Format, frame: pd.DataFrame, narrow: frozenset[tuple[str, str]]
+    ) -> None:
         self._updates = updates
         self._format = fmt
         n = len(updates)
@@ -108,9 +109,11 @@ class _Evidence:
         self._slot[kept] = np.arange(len(kept))
         self._counts = np.zeros((len(kept), EXP_MAX - EXP_MIN + 1), dtype=np.int64)
         self._zeros = np.zeros(len(kept), dtype=np.int64)
+        self._add(frame, narrow)
+        # without rows, a loss scale implies FP16
+        self.hypothetical = not narrow and (bool(self.seen.any()) or all(u.scale is None for u in updates))
 
-    def add(self, frame: pd.DataFrame, narrow: frozenset[tuple[str, str]]) -> None:
-        """Add rows of the ``tensors`` table; without any ``narrow`` module, all of them count as in the format."""
+    def _add(self, frame: pd.DataFrame, narrow: frozenset[tuple[str, str]]) -> None:
         at = np.searchsorted(self._ends, frame["step"].to_numpy())
         known = at < self._ends.size
         known[known] &= self._firsts[at[known]] <= frame["step"].to_numpy()[known]
@@ -134,21 +137,17 @@ class _Evidence:
         self.seen[at] = True
         weights = (frame["kind"] == "weight_grad").to_numpy()
         np.add.at(self._weights, at[weights], frame["numel"].to_numpy()[weights])
-        self._narrow_weights &= bool(own[weights].all())
+        self._narrow_weights = bool(own[weights].all())
         whole = held & (frame["non_finite"] == 0).to_numpy() & (scale == self._scales[at]) & (self._slot[at] >= 0)
         if whole.any():
-            self._add_exponents(frame[whole], self._slot[at[whole]])
+            slot, held = self._slot[at[whole]], histograms(frame[whole])
+            np.add.at(self._zeros, slot, frame["zero"].to_numpy()[whole])
+            np.add.at(self._counts, (slot[held.whose], held.bins - EXP_MIN), held.counts)
 
-    def _add_exponents(self, frame: pd.DataFrame, slot: Ints) -> None:
-        np.add.at(self._zeros, slot, frame["zero"].to_numpy())
-        held = histograms(frame)
-        np.add.at(self._counts, (slot[held.whose], held.bins - EXP_MIN), held.counts)
-
-    def gradients(self, *, hypothetical: bool) -> list[StepGradients]:
+    def gradients(self) -> list[StepGradients]:
         """Return the gradients of each update, in order."""
-        limits = self._limits(hypothetical=hypothetical)
         out = []
-        for i, (update, limit) in enumerate(zip(self._updates, limits, strict=True)):
+        for i, (update, limit) in enumerate(zip(self._updates, self._limits(), strict=True)):
             slot = self._slot[i]
             exponents = ExponentHistogram(EXP_MIN, self._counts[slot]).trimmed() if slot >= 0 else None
             out.append(
@@ -159,44 +158,37 @@ class _Evidence:
                     int(self._zeros[slot]) if slot >= 0 else 0,
                     float(self._scales[i]) or 1.0,
                     self._format,
-                    rounded=not hypothetical,
+                    rounded=not self.hypothetical,
                 )
             )
         return out
 
-    def _limits(self, *, hypothetical: bool) -> list[OverflowLimit]:
+    def _limits(self) -> list[OverflowLimit]:
         """Return the overflow limit of each update, corrected by whether it overflowed at its own scale."""
         ratio = self._norm_to_amax()
         weights = float(np.max(self._weights, initial=0.0))
-        base = [self._limit(i, u, ratio, weights, hypothetical=hypothetical) for i, u in enumerate(self._updates)]
+        base = [self._limit(i, u, ratio, weights) for i, u in enumerate(self._updates)]
         near = _nearest([math.inf if u.overflow else b.estimate for u, b in zip(self._updates, base, strict=True)])
-        return [
-            self._with_observation(update, limit, neighbour, hypothetical=hypothetical)
-            for update, limit, neighbour in zip(self._updates, base, near.tolist(), strict=True)
-        ]
+        course = zip(self._updates, base, near.tolist(), strict=True)
+        return [self._with_observation(*one) for one in course]
 
-    @staticmethod
-    def _with_observation(
-        update: Update, limit: OverflowLimit, neighbour: float, *, hypothetical: bool
-    ) -> OverflowLimit:
+    def _with_observation(self, update: Update, limit: OverflowLimit, neighbour: float) -> OverflowLimit:
         """Correct an overflow limit by the update's own outcome; ``neighbour``: that of the nearest clean update."""
         scale = update.scale if update.scale is not None else 1.0
         if update.forward and scale < 2.0**64:  # at larger scales the scaled loss itself may exceed FP32
             return OverflowLimit.always()
-        if hypothetical and update.scale is None:
+        if self.hypothetical and update.scale is None:
             return OverflowLimit.always() if update.overflow else limit
         if update.overflow and neighbour <= scale:  # finite values of an overflowed update are less reliable
             limit = replace(limit, estimate=min(limit.estimate, max(neighbour, limit.clean_up_to)))
         return limit.observed(scale, overflow=update.overflow)
 
-    def _limit(
-        self, i: int, update: Update, ratio: float | None, weights: float, *, hypothetical: bool
-    ) -> OverflowLimit:
+    def _limit(self, i: int, update: Update, ratio: float | None, weights: float) -> OverflowLimit:
         """Return the overflow limit from tensors and norms alone, whether or not the update overflowed."""
         norm = update.grad_norm
         if self.seen[i] and not math.isnan(self._likely[i]):
             likely = OverflowLimit.of_amax(float(self._likely[i]), self._format)
-            if hypothetical:
+            if self.hypothetical:
                 return likely
             sure = self._sure[i]
             high = math.inf if math.isnan(sure) else OverflowLimit.of_amax(float(sure), self._format).overflows_from

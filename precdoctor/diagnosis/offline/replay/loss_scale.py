@@ -17,7 +17,6 @@ from precdoctor.numerics.loss_scaling import (
     ScalerPolicy,
     ScalerReplay,
     ScalerState,
-    mean_share,
     search,
     simulate,
 )
@@ -31,9 +30,7 @@ class Culprit:
     """The tensor that makes the scaler back off.
 
     Attributes:
-        step: of the overflow.
         scale: the simulated loss scale at that step.
-        root, module, kind, name: the tensor.
         how: ``recorded``: the first non-finite tensor of the step, in execution order. ``predicted``: the first tensor
             that exceeds its format at the simulated scale. ``nearest sample``: no row of the step shows an overflow;
             the tensor with the least headroom on the last sampled step before that did not overflow.
@@ -60,14 +57,12 @@ class LossScaleReplay:
         run: the scaler updates of the replayed process, and their gradients.
         used: the run's own policy; None if unknown.
         recorded_scales: the recorded scale at each update; None without one.
-        recorded_overflows: steps on which the run overflowed.
         recorded_flushed: mean flushed share on the run's own sampled steps without overflow; None without such a step,
             and if the gradients are hypothetical.
         replay: the simulation of the given policy, or of the best one.
         ideal: for each update the largest power of two without overflow.
         scores: after a search the best policy, the best of each other interval, and torch's default; else empty.
         culprits: the tensors behind the examined overflows of the simulation.
-        overflows: number of overflows in the simulation.
         notes: limitations, in sentences.
     """
 
@@ -92,7 +87,6 @@ def replay_loss_scale(view: RunView, policy: ScalerPolicy | None = None, *, fmt:
 
     Args:
         policy: the scaler; None searches the best initial scale and growth interval.
-        fmt: the format to replay the gradients in.
 
     Raises:
         NothingRecordedError: the run has no complete training step.
@@ -135,8 +129,9 @@ def recorded_flushed(run: RunGradients) -> Estimate | None:
     """Return the mean flushed share on the run's sampled steps without overflow; None without, or if hypothetical."""
     if run.hypothetical:
         return None
-    pairs = zip(run.gradients, run.updates, strict=True)
-    return mean_share([g.flushed(u.scale or 1.0) for g, u in pairs if not u.overflow and u.scale != 0.0])
+    clean = [(g, u) for g, u in zip(run.gradients, run.updates, strict=True) if not u.overflow and u.scale != 0.0]
+    known = [share for g, u in clean if (share := g.flushed(u.scale or 1.0)) is not None]
+    return Estimate.mean(known) if known else None
 
 
 def used_policy(view: RunView) -> ScalerPolicy:

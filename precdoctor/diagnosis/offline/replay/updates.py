@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from precdoctor.diagnosis.analyses.loss_scales import attempts_by_update, has_several_scalers
+from precdoctor.diagnosis.analyses.loss_scales import attempts_by_update, enabled_scalers, has_several_scalers
 from precdoctor.diagnosis.survey.arrow_rows import records
 from precdoctor.diagnosis.survey.rows import number
 from precdoctor.diagnosis.survey.step_facts import StepFacts, step_facts
@@ -88,10 +88,10 @@ def _update(attempts: Sequence[StepFacts]) -> Update:
 
 def recorded_policy(view: RunView, process: Process) -> ScalerPolicy | None:
     """Return the policy of the first enabled scaler with complete settings in ``rank.json``; None without one."""
-    for scaler in view.facts(process).get("scalers") or ():
-        names = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
+    names = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
+    for scaler in enabled_scalers(view, process):
         settings = [value for name in names if (value := number(scaler.get(name))) is not None]
-        if scaler.get("enabled") is False or len(settings) < len(names):
+        if len(settings) < len(names):
             continue
         init, growth, backoff, interval = settings
         try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from precdoctor.diagnosis.offline.whatif.gather import Seen
 from precdoctor.diagnosis.offline.whatif.recipe import CACHED, SCALE_BITS, Recipe
-from precdoctor.diagnosis.survey.rows import grouped, known_format
+from precdoctor.diagnosis.survey.rows import grouped
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,7 @@ def token_bytes(seen: Seen, recipe: Recipe | None) -> float:
     """Return the bytes of one token in a tensor of keys or values; as recorded without a recipe."""
     heads, features = seen.shape[1], seen.shape[3]
     if recipe is None:
-        known = known_format(seen.key.dtype)
-        return heads * features * (known.bits if known is not None else 32) / 8
+        return heads * features * seen.bits / 8
     bits = features * float(recipe.format.bits)
     if recipe.block is not None:
         bits += math.ceil(features / recipe.block.block[1]) * recipe.block.scale.bits

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from precdoctor.diagnosis.offline.whatif.gather import Seen, Selection, Totals, gather
+from precdoctor.diagnosis.offline.whatif.gather import Seen, Selection, gather
 from precdoctor.diagnosis.offline.whatif.keys import TensorKey
 from precdoctor.diagnosis.offline.whatif.recipe import CACHED, GROUPED_KINDS, LOSS_SCALED, Recipe, wider_than
 from precdoctor.diagnosis.offline.whatif.target import Target
 from precdoctor.diagnosis.survey.rows import known_format
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import CorruptRunError, UsageError
 from precdoctor.numerics.block_prediction import predict_blocks
 from precdoctor.numerics.blocks import BlockHistogram
+from precdoctor.numerics.cast_counts import CastCounts
 from precdoctor.numerics.group_prediction import GroupHistogram, predict_groups
 from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.numerics.prediction import Prediction, TensorStatistics, predict
@@ -65,9 +67,7 @@ class Forecast:
     """The prediction for one tensor.
 
     Attributes:
-        seen: the tensor.
         step, rank, call: of its worst row under the recipe; None if there is no prediction.
-        totals: over all rows.
         drawn: exponents over all rows, for a plot.
         prediction: of that row; None if unknown.
         misses: the limits it breaks.
@@ -83,7 +83,7 @@ class Forecast:
     step: int | None
     rank: int | None
     call: int | None
-    totals: Totals
+    totals: CastCounts
     drawn: ExponentHistogram
     prediction: Prediction | None = None
     misses: tuple[str, ...] = ()
@@ -104,10 +104,8 @@ class Answer:
     """The predictions for all tensors of a question.
 
     Attributes:
-        kinds: the kinds of tensors.
         forecasts: tensors that fail, the worst first; then those that hold; then those without a prediction.
         steps: the recorded steps they are based on, ascending.
-        rows: number of rows read.
         non_finite: number of rows left out because they hold a NaN or +Inf.
         vectors: number of one-dimensional weights left out: no recipe casts biases and gains.
     """
@@ -153,7 +151,7 @@ def forecast(run: Run, question: Question) -> Answer:
     if not gathered.seen:
         raise UsageError(_no_match_message(run, question, kinds))
     vectors = {s.key for s in gathered.seen if skip_vectors and s.key.kind == "weight" and s.shape and not s.is_matrix}
-    forecasts = [forecast_of(s, 0, recipe, target) for s in gathered.seen if s.key not in vectors]
+    forecasts = [forecast_of(s, recipe, target) for s in gathered.seen if s.key not in vectors]
     reasons = {f.unknown for f in forecasts}
     if None not in reasons and _not_recorded(recipe) in reasons:
         where = f"`precdoctor show {quoted_path(run.path)}` lists its kinds"
@@ -194,7 +192,8 @@ def _not_recorded(recipe: Recipe) -> str:
 def _no_match_message(run: Run, question: Question, kinds: Sequence[str]) -> str:
     """Return the error message for a question without tensors: whether module, kind or steps matched none."""
     asked = f"no {', '.join(kinds)} tensor" if question.kinds else "no tensor"
-    names = _recorded_names(run)
+    totals = RunView(run).survey.totals.select(["module", "kind"]).to_pydict()
+    names = {(module or "", kind) for module, kind in zip(totals["module"], totals["kind"], strict=True)}
     if question.module is not None and not any(fnmatchcase(module, question.module) for module, _ in names):
         from difflib import get_close_matches
 
@@ -211,26 +210,14 @@ def _no_match_message(run: Run, question: Question, kinds: Sequence[str]) -> str
     return f"{asked}{module} is recorded{where}; `precdoctor show {quoted_path(run.path)}` lists what there is"
 
 
-def _recorded_names(run: Run) -> set[tuple[str, str]]:
-    """Return module and kind of all recorded tensors."""
-    import pyarrow as pa
-
-    names: set[tuple[str, str]] = set()
-    columns = ["module", "kind"]
-    for batch in run.batches("tensors", columns=columns):
-        table = pa.Table.from_batches([batch]).group_by(columns).aggregate([]).to_pydict()
-        names |= {(module or "", kind) for module, kind in zip(*(table[c] for c in columns), strict=True)}
-    return names
-
-
 # -- one tensor -------------------------------------------------------------------------------------------------------
 
 
-def forecast_of(seen: Seen, index: int, recipe: Recipe, target: Target) -> Forecast:
-    """Return the prediction for one tensor from its worst row under the recipe number ``index`` of :func:`gather`."""
-    row = seen.worst[index]
+def forecast_of(seen: Seen, recipe: Recipe, target: Target) -> Forecast:
+    """Return the prediction for one tensor from its worst row under a recipe of :func:`gather`."""
+    row = seen.worst[recipe]
     step, rank, call = (None if row is None else int(row[name]) for name in ("step", "rank", "call"))
-    base = Forecast(seen, step, rank, call, seen.totals[index], seen.drawn[index])
+    base = Forecast(seen, step, rank, call, seen.totals[recipe], seen.drawn[recipe])
     if not seen.rows:
         return replace(base, unknown="every row holds a NaN or Inf")
     if seen.empty:
@@ -311,10 +298,10 @@ def _remedies(run: Run, selection: Selection, asked: Recipe, target: Target) -> 
     gathered = gather(run, selection, ladder, target)
     found: dict[TensorKey, Remedy] = {}
     for seen in gathered.seen:
-        for index, recipe in enumerate(ladder):
+        for recipe in ladder:
             if recipe.scaling == "channel" and seen.key.kind in ("input", "output"):
                 continue  # a product sums over these channels, so their scales cannot be factored out
-            one = forecast_of(seen, index, recipe, target)
+            one = forecast_of(seen, recipe, target)
             if one.prediction is not None and not one.misses:
                 found[seen.key] = Remedy(recipe, one.prediction)
                 break

@@ -7,7 +7,7 @@ are kept, and the row that exceeds the target most is kept in full for the full 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +21,12 @@ from precdoctor.diagnosis.offline.whatif.target import Target
 from precdoctor.diagnosis.offline.whatif.trend import Trends, grown
 from precdoctor.diagnosis.survey.arrow_rows import float_column
 from precdoctor.diagnosis.survey.measures import entries
-from precdoctor.numerics.arrays import Bools, Ints
+from precdoctor.diagnosis.survey.rows import known_format
+from precdoctor.numerics.arrays import Bools, Floats, Ints
+from precdoctor.numerics.cast_counts import CastCounts
 from precdoctor.numerics.group_prediction import tally_groups
-from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
-from precdoctor.numerics.tally import Bins, Tally, ragged, tally
+from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram, Histograms
+from precdoctor.numerics.tally import Bins, tally
 
 if TYPE_CHECKING:
     from precdoctor.runlog.reader import Run
@@ -35,6 +37,8 @@ _ROW_COLUMNS = (
 )
 _FACT_COLUMNS = ("phase", "module_class", "shape", "order", "nan", "pos_inf")
 _WIDTH = EXP_MAX - EXP_MIN + 1
+#: A plan from fewer steps carries a warning. Chosen empirically.
+FEW_STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,6 @@ class Selection:
     """The rows to gather.
 
     Attributes:
-        wanted: returns whether to gather a tensor.
-        kinds: kinds of tensors to read.
         steps: half-open range; None for no bound.
     """
 
@@ -61,18 +63,6 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Totals:
-    """Numbers of elements over all rows of a tensor with the statistics that the recipe needs.
-
-    ``flushed`` and ``saturated`` are low bound, high bound and estimate.
-    """
-
-    elements: float
-    flushed: tuple[float, ...]
-    saturated: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class Seen:
     """The rows of one tensor, summarised.
 
@@ -85,7 +75,7 @@ class Seen:
         numel: elements of the largest row.
         empty: whether no row has a finite element other than zero.
         worst: for each recipe the row that exceeds the target most; None if no row has the statistics it needs.
-        totals: for each recipe the sums.
+        totals: for each recipe the sums over all rows with the statistics it needs.
         drawn: for each recipe the exponents of the scaled elements over all rows, to the nearest binade; empty unless
             ``draw``.
     """
@@ -98,14 +88,20 @@ class Seen:
     non_finite: int
     numel: int
     empty: bool
-    worst: tuple[dict[str, Any] | None, ...]
-    totals: tuple[Totals, ...]
-    drawn: tuple[ExponentHistogram, ...]
+    worst: Mapping[Recipe, dict[str, Any] | None]
+    totals: Mapping[Recipe, CastCounts]
+    drawn: Mapping[Recipe, ExponentHistogram]
 
     @property
     def is_matrix(self) -> bool:
         """Whether at least two dimensions are larger than 1."""
         return sum(n > 1 for n in self.shape) >= 2
+
+    @property
+    def bits(self) -> float:
+        """Bits of an element as recorded; 32 if the dtype is unknown."""
+        fmt = known_format(self.key.dtype)
+        return float(fmt.bits) if fmt is not None else 32.0
 
 
 @dataclass
@@ -200,7 +196,7 @@ class _Collector:
 
     def result(self) -> Gathered:
         """Return the summary of each tensor, in order of first appearance."""
-        worst = [recipe.worst.rows() for recipe in self._recipes]
+        worst = {per.recipe: per.worst.rows() for per in self._recipes}
         described = zip(self._keys.known, self._first, self._counts.T.tolist(), strict=True)
         seen = []
         for i, (key, first, (finite, non_finite, filled, numel)) in enumerate(described):
@@ -214,9 +210,9 @@ class _Collector:
                     non_finite=non_finite,
                     numel=numel,
                     empty=not filled,
-                    worst=tuple(rows.get(i) for rows in worst),
-                    totals=tuple(recipe.totals(i) for recipe in self._recipes),
-                    drawn=tuple(recipe.drawn(i) for recipe in self._recipes),
+                    worst={recipe: rows.get(i) for recipe, rows in worst.items()},
+                    totals={per.recipe: per.totals.row(i) for per in self._recipes},
+                    drawn={per.recipe: per.drawn(i) for per in self._recipes},
                 )
             )
         return Gathered(seen, sorted(self._steps), self._rows, self._trends)
@@ -225,47 +221,41 @@ class _Collector:
 class _Rows:
     """The columns of a batch as arrays, decoded once for all recipes."""
 
-    def __init__(
-        self,
-        batch: pa.RecordBatch,
-        columns: list[str],
-        loss_scaled: Bools,
-        quantised: Bools,
-    ) -> None:
+    def __init__(self, batch: pa.RecordBatch, columns: list[str], loss_scaled: Bools, quantised: Bools) -> None:
         self.batch = batch.select(columns)
         self.loss_scaled, self.quantised = loss_scaled, quantised
         self.amax, self.amin = float_column(batch, "amax"), float_column(batch, "amin_nonzero")
         self.recorded = float_column(batch, "scale")
-        self.first = np.nan_to_num(float_column(batch, "exp_lo")).astype(np.int64)
-        self.lengths, self.counts = entries(batch.column("exp_hist"))
-        filled = _sums(self.lengths, self.counts)
-        whose, place = ragged(self.lengths)
-        exponents = np.bincount(whose, self.counts * (self.first[whose] + place + 0.5), minlength=filled.size)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            self.typical = np.exp2(exponents / filled)  # the geometric mean, which outliers hardly move
-        self.elements, self.filled = filled, filled > 0
+        first = np.nan_to_num(float_column(batch, "exp_lo")).astype(np.int64)
+        self.histograms = _histograms(batch.column("exp_hist"), first)
+        self.elements = self.histograms.total
+        with np.errstate(invalid="ignore", divide="ignore"):  # the geometric mean, which outliers hardly move
+            exponents = self.histograms.sums(self.histograms.bins.astype(np.float64) + 0.5)
+            self.typical = np.exp2(exponents / self.elements)
+        self.filled = self.elements > 0
 
-    def tallied(self, recipe: Recipe) -> tuple[Tally, Bins, Bools]:
+    def tallied(self, recipe: Recipe) -> tuple[CastCounts, Floats, Bins, Bools]:
         """Return the tally of each row under a recipe, its bins, and a mask of the rows with the needed statistics."""
         if recipe.grouping is not None:
             counted, energy = (self.batch.column(f"{recipe.grouping}_{part}") for part in ("hist", "energy"))
             there = counted.is_valid().to_numpy(zero_copy_only=False)
-            columns = *entries(counted), entries(energy)[1], np.where(there, self.elements, 0)
-            found, bins = tally_groups(*columns, float_column(self.batch, "sum_sq"), recipe.format)
-            return found, bins, there | ~self.filled
+            elements, sum_sq = np.where(there, self.elements, 0), float_column(self.batch, "sum_sq")
+            return *tally_groups(
+                _histograms(counted), entries(energy)[1], elements, sum_sq, recipe.format
+            ), there | ~self.filled
         bins, known = self._bins(recipe)
-        return tally(bins, recipe.format), bins, known
+        return *tally(bins, recipe.format), bins, known
 
     def _bins(self, recipe: Recipe) -> tuple[Bins, Bools]:
         """Return the rows' bins under a recipe with scales per tensor or block, and a mask of the rows with bins."""
         if recipe.block is not None:
             assert recipe.rule is not None
-            lengths, counts = entries(self.batch.column(f"block{recipe.block_size}_hist"))
-            known = (_sums(lengths, counts) > 0) | ~self.filled
-            blocks = _sums(*entries(self.batch.column(f"block{recipe.block_size}_amax_hist")))
-            return Bins.of_blocks(lengths, counts, blocks, recipe.block, recipe.rule), known
+            below, amax = (
+                _histograms(self.batch.column(f"block{recipe.block_size}_{part}")) for part in ("hist", "amax_hist")
+            )
+            return Bins.of_blocks(below, amax.total, recipe.block, recipe.rule), (below.total > 0) | ~self.filled
         scale = recipe.multipliers(self.amax, self.recorded, loss_scaled=self.loss_scaled, quantised=self.quantised)
-        bins = Bins.of_histograms(self.first, self.lengths, self.counts, self.amax, self.amin, scale)
+        bins = Bins.of_histograms(self.histograms, self.amax, self.amin, scale)
         return bins, self.filled | ~(self.amax > 0.0)
 
 
@@ -275,14 +265,13 @@ class _PerRecipe:
     def __init__(self, recipe: Recipe, *, draw: bool) -> None:
         self.recipe = recipe
         self._draws = draw
-        #: Sums of elements, flushed ones (low, high, estimate) and saturated ones; shape ``(7, tensors)``.
-        self._sums = np.zeros((7, 0))
+        self.totals = CastCounts.zeros(0)
         self._badness = np.zeros(0)
         self._drawn = np.zeros((_WIDTH if draw else 0, 0), dtype=np.int64)
         self.worst = _WorstRows()
 
     def grow(self, tensors: int) -> None:
-        self._sums = grown(self._sums, tensors)
+        self.totals = CastCounts(grown(self.totals.counts, tensors))
         self._badness = grown(self._badness, tensors, -1.0)
         self._drawn = grown(self._drawn, tensors)
         self.worst.grow(tensors)
@@ -293,13 +282,12 @@ class _PerRecipe:
         For blocks and groups, rows without a non-zero element are left out of the mask: they do not show whether their
         step has the statistics.
         """
-        found, bins, known = rows.tallied(self.recipe)
-        for row, values in zip(self._sums, (found.elements, *found.flushed, *found.saturated), strict=True):
-            np.add.at(row, ids, values)
+        found, error, bins, known = rows.tallied(self.recipe)
+        self.totals += found.summed_by(ids, self._badness.size)
         if self._draws:
             places = np.clip(_exponents(bins), EXP_MIN, EXP_MAX) - EXP_MIN
             np.add.at(self._drawn, (places, ids[bins.tensor]), bins.counts.astype(np.int64))
-        badness = np.where(known, self.recipe.limits(target).badness(found), -1.0)
+        badness = np.where(known, self.recipe.limits(target).badness(found, error), -1.0)
         order = np.lexsort((badness, ids))
         last = np.flatnonzero(np.diff(ids[order], append=-1))  # the worst row of each tensor in this batch
         best = order[last]
@@ -307,10 +295,6 @@ class _PerRecipe:
         self._badness[ids[chosen]] = badness[chosen]
         self.worst.put(rows.batch, chosen, ids[chosen])
         return known & rows.filled if self.recipe.block or self.recipe.grouping else np.ones(ids.size, dtype=np.bool_)
-
-    def totals(self, tensor: int) -> Totals:
-        elements, *counts = self._sums[:, tensor].tolist()
-        return Totals(elements, tuple(counts[:3]), tuple(counts[3:]))
 
     def drawn(self, tensor: int) -> ExponentHistogram:
         return ExponentHistogram(EXP_MIN, self._drawn[:, tensor]).trimmed()
@@ -356,7 +340,7 @@ def _exponents(bins: Bins) -> Ints:
     return np.ceil(np.log2(np.maximum(middle, 1e-300)) - 1.0).astype(np.int64)
 
 
-def _sums(lengths: Ints, values: Ints) -> Ints:
-    total = np.concatenate([[0], np.cumsum(values)])
-    ends = np.cumsum(lengths)
-    return total[ends] - total[ends - lengths]
+def _histograms(column: pa.Array, first: Ints | None = None) -> Histograms:
+    """Return a column of counts as histograms from bin ``first`` on, shape ``(rows,)``; from bin 0 if None."""
+    lengths, counts = entries(column)
+    return Histograms(np.zeros_like(lengths) if first is None else first, lengths, counts.astype(np.int64))

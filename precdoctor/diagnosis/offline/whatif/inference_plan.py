@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 from precdoctor.diagnosis.offline.whatif.cache import LayerCache, cache_of, token_bytes
 from precdoctor.diagnosis.offline.whatif.forecast import Forecast, forecast_of
-from precdoctor.diagnosis.offline.whatif.gather import Gathered, Seen, Selection, gather
-from precdoctor.diagnosis.offline.whatif.operands import modules_with_operands, tied_modules
+from precdoctor.diagnosis.offline.whatif.gather import FEW_STEPS, Gathered, Seen, Selection, gather
+from precdoctor.diagnosis.offline.whatif.operands import modules_with_operands
 from precdoctor.diagnosis.offline.whatif.recipe import CACHED, INFERENCE_LADDER, Recipe
 from precdoctor.diagnosis.offline.whatif.target import Target
-from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.errors import UsageError
 from precdoctor.numerics.prediction import Prediction
 from precdoctor.runlog.shell import quoted_path
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from precdoctor.runlog.reader import Run
 
 _KINDS = ("batch", "input", "output", "weight", *CACHED)
-_FEW_STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,6 @@ class InferencePlan:
         steps: the recorded calls it is based on, ascending.
         weights: bytes of the planned weights, now and under the plan.
         cache: the layers of the cache, in execution order.
-        warnings: sentences.
     """
 
     target: Target
@@ -113,7 +110,7 @@ def make_inference_plan(
 
 def _wide_weights(gathered: Gathered, run: Run) -> dict[tuple[str, str], str]:
     """Return why weights stay wide whatever their numbers say, by module: embeddings, routers, the final logits."""
-    modules = modules_with_operands(gathered.seen, tied_modules(rank.facts for rank in run.ranks))
+    modules = modules_with_operands(gathered.seen, run)
     return {(m.weight.key.root, m.weight.key.module): m.keep for m in modules if m.keep}
 
 
@@ -137,10 +134,10 @@ def _tensor_plan(seen: Seen, target: Target, keep: str) -> TensorPlan:
     now = _bits(seen, None)
     if keep:
         return TensorPlan(seen, None, now, None, None, f"{keep}: kept wide whatever the numbers say")
-    fitting = [(i, r) for i, r in enumerate(INFERENCE_LADDER) if r.applies_to(seen.key.kind) and _bits(seen, r) < now]
+    fitting = [r for r in INFERENCE_LADDER if r.applies_to(seen.key.kind) and _bits(seen, r) < now]
     reason = ""
-    for index, recipe in sorted(fitting, key=lambda pair: _bits(seen, pair[1])):
-        one = forecast_of(seen, index, recipe, target)
+    for recipe in sorted(fitting, key=lambda r: _bits(seen, r)):
+        one = forecast_of(seen, recipe, target)
         if one.prediction is None:
             reason = reason or (one.unknown or "")
         elif one.misses:
@@ -166,15 +163,13 @@ def _bytes(seen: Seen, recipe: Recipe | None) -> float:
     elements = math.prod(seen.shape)
     if seen.key.kind in CACHED and len(seen.shape) == 4:
         return token_bytes(seen, recipe) * elements / max(seen.shape[1] * seen.shape[3], 1)
-    known = known_format(seen.key.dtype)
-    bits = recipe.bits_per_element if recipe is not None else float(known.bits) if known is not None else 32.0
-    return elements * bits / 8
+    return elements * (seen.bits if recipe is None else recipe.bits_per_element) / 8
 
 
 def _warnings(gathered: Gathered, cached: bool) -> Iterator[str]:
     first, last, count = gathered.steps[0], gathered.steps[-1], len(gathered.steps)
     calls = f"{count} recorded call{'s' * (count > 1)} (steps {first} to {last})"
-    few = "few, so record more prompts" if count < _FEW_STEPS else "prompts unlike these may hold larger outliers"
+    few = "few, so record more prompts" if count < FEW_STEPS else "prompts unlike these may hold larger outliers"
     yield f"Rests on {calls}: {few}."
     if not cached:
         yield "No keys and values were recorded: the model keeps no cache that can be found, and attends unseen."

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from precdoctor.diagnosis.offline.whatif.gather import Seen
 from precdoctor.diagnosis.survey.rows import text
 
+if TYPE_CHECKING:
+    from precdoctor.runlog.reader import Run
+
 _FORWARD = ("batch", "input", "output")
-_EMBEDDING = re.compile(r"Embedding")
 _ROUTER = re.compile(r"(^|[._])(router|gate|gating)$")
 
 
@@ -41,13 +43,10 @@ class Operands:
         return tuple((role, seen) for role, seen in roles if seen is not None)
 
 
-def tied_modules(facts: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], tuple[str, str]]:
-    """Return ``{module with a tied weight: module under which it is recorded}``, each as root and FQN.
-
-    ``facts`` are the ``rank.json`` of all ranks.
-    """
+def _tied_modules(run: Run) -> dict[tuple[str, str], tuple[str, str]]:
+    """Return ``{module with a tied weight: module under which it is recorded}``, each as root and FQN."""
     found = {}
-    for root in (root for rank in facts for root in rank.get("roots") or ()):
+    for root in (root for rank in run.ranks for root in rank.facts.get("roots") or ()):
         for parameter in root.get("parameters") or ():
             for name in parameter.get("tied") or ():
                 module = text(name).rpartition(".")[0]
@@ -55,15 +54,11 @@ def tied_modules(facts: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], tu
     return found
 
 
-def modules_with_operands(
-    seen: Iterable[Seen], tied: Mapping[tuple[str, str], tuple[str, str]] | None = None
-) -> list[Operands]:
+def modules_with_operands(tensors: Sequence[Seen], run: Run) -> list[Operands]:
     """Return every module with a weight matrix, in execution order; modules without a recorded output come last.
 
-    Args:
-        tied: result of :func:`tied_modules`; such a module is left out without a recorded output.
+    Modules with a tied weight are left out without a recorded output.
     """
-    tensors = list(seen)
     weights: dict[tuple[str, str], Seen] = {}
     for s in tensors:
         place = (s.key.root, s.key.module)
@@ -72,7 +67,7 @@ def modules_with_operands(
     outputs = {(s.key.root, s.key.module): s for s in tensors if s.key.kind == "output"}
     grads = {(s.key.root, s.key.module): s for s in tensors if s.key.kind == "grad_output"}
     forward = [s for s in tensors if s.key.kind in _FORWARD and s.place[3] is not None]
-    for place, owner in (tied or {}).items():
+    for place, owner in _tied_modules(run).items():
         if place in outputs and owner in weights:
             weights.setdefault(place, weights[owner])
     called = {(root, outer) for root, module in weights if (root, module) in outputs for outer in _outer(module)}
@@ -98,7 +93,7 @@ def _role(module: str, module_class: str) -> str:
 
     Source: DeepSeek-V3, arXiv:2412.19437, section 3.3.1.
     """
-    if _EMBEDDING.search(module_class):
+    if "Embedding" in module_class:
         return "embedding"
     return "router" if _ROUTER.search(module) else ""
 

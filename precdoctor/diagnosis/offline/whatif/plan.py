@@ -6,16 +6,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from precdoctor.diagnosis.offline.whatif.forecast import forecast_of, predicted
-from precdoctor.diagnosis.offline.whatif.gather import Gathered, Seen, Selection, gather
-from precdoctor.diagnosis.offline.whatif.operands import Operands, modules_with_operands, tied_modules
+from precdoctor.diagnosis.offline.whatif.gather import FEW_STEPS, Gathered, Seen, Selection, gather
+from precdoctor.diagnosis.offline.whatif.operands import Operands, modules_with_operands
 from precdoctor.diagnosis.offline.whatif.recipe import Recipe, ask
 from precdoctor.diagnosis.offline.whatif.target import Target
-from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import UsageError
 from precdoctor.numerics.prediction import Prediction
@@ -38,7 +37,6 @@ WIDE = "wide"
 #: A plan from steps before this one carries a warning. Chosen empirically: outlier channels emerge over thousands of
 #: steps (Dettmers et al., LLM.int8(), arXiv:2208.07339, section 3).
 EARLY_STEPS = 1000
-_FEW_STEPS = 8
 #: Most binades of extrapolated growth, because a line through a steep start cannot be trusted.
 _MOST_GROWTH = 32.0
 #: Returns the binades that a tensor's largest elements gain until the horizon, under a recipe.
@@ -51,9 +49,7 @@ class OperandPlan:
     """One operand in the chosen precision.
 
     Attributes:
-        role: ``weight``, ``input`` or ``grad_output``.
         source: module and kind of the recorded tensor.
-        recipe: format and scaling.
         step: its worst step.
         growth: binades that amax (without a scale) or amax over the geometric mean (with one) gains until the horizon.
         prediction: at the worst step, growth included.
@@ -75,7 +71,6 @@ class ModulePlan:
         reason: why the next narrower precision fails; empty for the narrowest.
         operands: the recorded operands in that precision; empty if wide.
         not_recorded: roles of the operands without rows.
-        weight_elements: number of elements of the weight.
     """
 
     root: str
@@ -108,7 +103,6 @@ class Plan:
     Attributes:
         steps: the recorded steps it is based on, ascending.
         horizon: the step to which amax is extrapolated.
-        warnings: sentences.
     """
 
     target: Target
@@ -116,7 +110,7 @@ class Plan:
     steps: tuple[int, ...]
     horizon: int
     memory: Memory
-    warnings: tuple[str, ...] = field(default=())
+    warnings: tuple[str, ...]
 
     @property
     def recipes(self) -> tuple[Recipe, ...]:
@@ -143,8 +137,7 @@ def make_plan(
         RunUnreadableError: the log is damaged.
     """
     gathered = gather(run, Selection(lambda _key: True, _KINDS, steps), _RECIPES, target)
-    tied = tied_modules(rank.facts for rank in run.ranks)
-    modules = [m for m in modules_with_operands(gathered.seen, tied) if module is None or fnmatchcase(m.module, module)]
+    modules = [m for m in modules_with_operands(gathered.seen, run) if module is None or fnmatchcase(m.module, module)]
     if not modules or not gathered.steps:
         among = f"matching {module!r} " if module is not None else ""
         hint = f"`precdoctor show {quoted_path(run.path)}` lists what is there"
@@ -162,14 +155,8 @@ def make_plan(
 
     plans = tuple(_module_plan(m, target, growth) for m in modules)
     autocast = any(rank.facts.get("autocast") for rank in run.ranks)
-    return Plan(
-        target,
-        plans,
-        tuple(gathered.steps),
-        goal,
-        _memory(modules, plans, autocast=autocast),
-        tuple(_warnings(gathered)),
-    )
+    memory = _memory(modules, plans, autocast=autocast)
+    return Plan(target, plans, tuple(gathered.steps), goal, memory, tuple(_warnings(gathered)))
 
 
 def _module_plan(module: Operands, target: Target, growth: _Growth) -> ModulePlan:
@@ -199,9 +186,8 @@ def _operands(
     made = []
     for role, seen in module.recorded:
         recipe = recipes[role]
-        index = _RECIPES.index(recipe)
-        now = forecast_of(seen, index, recipe, target)
-        row = seen.worst[index]
+        now = forecast_of(seen, recipe, target)
+        row = seen.worst[recipe]
         if row is None or now.prediction is None or now.step is None:
             return (), f"{role}: {now.unknown}"
         grows = growth(seen, recipe)
@@ -249,9 +235,7 @@ def _memory(modules: Sequence[Operands], plans: Sequence[ModulePlan], *, autocas
         for role, seen, sums in (("weight", module.weight, weights), ("input", module.input, inputs)):
             if seen is None:
                 continue
-            fmt = known_format(seen.key.dtype)
-            bits = float(fmt.bits) if fmt is not None else 32.0
-            bits = min(bits, 16.0) if autocast else bits
+            bits = min(seen.bits, 16.0) if autocast else seen.bits
             count = math.prod(seen.shape)
             sums[0] += count * bits / 8
             sums[1] += count * min(bits, recipes[role].bits_per_element if recipes else bits) / 8
@@ -267,7 +251,7 @@ def _warnings(gathered: Gathered) -> Iterator[str]:
             f"{rests}, early in training: outliers emerge late, so plan again from a window beyond step "
             f"{EARLY_STEPS:,} before relying on it."
         )
-    elif count < _FEW_STEPS:
+    elif count < FEW_STEPS:
         yield f"{rests} only: rare outliers may lie between them."
 
 

@@ -55,7 +55,6 @@ class PlanFile:
 
     Attributes:
         run: path of the run that the plan was made from.
-        target: the limits of the plan.
         casts: the casts of all modules that do not stay wide.
     """
 

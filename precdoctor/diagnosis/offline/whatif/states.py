@@ -68,7 +68,6 @@ class StatesAnswer:
 
     Attributes:
         answer: the prediction of all states as tensors.
-        states: one entry per parameter and state.
         eps: the largest of all parameter groups.
         longest_after: largest growth of an update if v was flushed to zero before the new squared gradient is added:
             ``1 / sqrt(1 - beta2)``.
@@ -102,7 +101,6 @@ def forecast_states(
     """Predict every recorded optimizer state.
 
     Args:
-        recipe: format and scaling of the states.
         module: a glob over module names; None for all.
         steps: half-open range.
 
@@ -129,7 +127,7 @@ def forecast_states(
 def _state(f: Forecast, recipe: Recipe, eps: float) -> StateForecast:
     key = f.seen.key
     own, _, state = key.name.rpartition(".")
-    row = f.seen.worst[0]
+    row = f.seen.worst[recipe]
     effect = None
     if row is not None and f.prediction is not None and f.prediction.scale and is_second_moment(state):
         effect = _effect(row, f.prediction.scale, recipe, eps)

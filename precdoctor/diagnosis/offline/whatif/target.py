@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from precdoctor.numerics.arrays import Floats
+from precdoctor.numerics.cast_counts import CastCounts
 from precdoctor.numerics.prediction import Prediction
-from precdoctor.numerics.tally import Tally
 
 #: Upper bound of a relative error, so that an infinite error still gives a finite badness.
 _HUGE = 1e300
@@ -54,16 +54,18 @@ class Target:
             return math.inf
         return prediction.bulk_sqnr_db - self.min_bulk_db
 
-    def badness(self, tally: Tally) -> Floats:
+    def badness(self, counts: CastCounts, error: Floats) -> Floats:
         """Return the largest ratio of a loss to its limit for each row, shape ``(rows,)``, to rank steps of one tensor.
 
         0 if nothing is lost. If the limit is 0, any loss counts as at least a thousand times the limit.
+
+        ``error``: energy of the error over that of the row.
         """
-        n = np.maximum(tally.elements, 1.0)
+        n = np.maximum(counts.elements, 1.0)
         error_limit = 10.0 ** (-self.min_sqnr_db / 10.0)
-        out: Floats = np.sqrt(np.minimum(tally.error / error_limit, _HUGE))
-        out = np.maximum(out, _times(tally.flushed[2] / n, self.max_flushed))
-        return np.maximum(out, _times(tally.saturated[2] / n, self.max_saturated))
+        out: Floats = np.sqrt(np.minimum(error / error_limit, _HUGE))
+        out = np.maximum(out, _times(counts.flushed[2] / n, self.max_flushed))
+        return np.maximum(out, _times(counts.saturated[2] / n, self.max_saturated))
 
     def distance(self, prediction: Prediction, flushed: float) -> float:
         """Return the largest ratio of a loss to its limit for a full prediction, to rank tensors."""

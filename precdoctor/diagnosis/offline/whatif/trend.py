@@ -34,7 +34,6 @@ class Trends:
 
         Args:
             ids: number of each row's tensor.
-            steps: step of each row.
             amax: without the loss scale; NaN or 0 without a non-zero element.
             typical: geometric mean of the non-zero magnitudes; likewise.
         """
