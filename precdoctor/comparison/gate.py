@@ -327,13 +327,14 @@ def _with_regressions(
     repeats: int,
 ) -> Diagnosis:
     new = findings_of([line for group in lines.values() for line in group], repeats)
-    outcomes = [outcome_of(r.code, r.name, lines[r.code], where) for r in regressions if where or lines[r.code]]
+    outcomes = [outcome_of(r, lines[r.code], where) for r in regressions if where or lines[r.code]]
     findings = sorted([*diagnosis.findings, *new], key=lambda f: -f.severity.weight)
     return replace(diagnosis, findings=tuple(findings), rules=(*diagnosis.rules, *outcomes))
 
 
-def outcome_of(code: str, name: str, lines: Sequence[Line], where: str) -> RuleOutcome:
+def outcome_of(regression: Regression, lines: Sequence[Line], where: str) -> RuleOutcome:
     """The outcome of a regression from its lines, worst first; ``where`` names what was compared, for the reason."""
+    code, name = regression.code, regression.name
     if not lines:
         return RuleOutcome(code, name, Status.NOT_APPLICABLE, f"nothing to compare among {where}")
     line = lines[0]

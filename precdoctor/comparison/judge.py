@@ -77,11 +77,10 @@ def judge(
     pairing = pair_with_baseline(view, baseline)
     if isinstance(pairing, str):
         return JudgedRun(diagnosis, [], incomparable=pairing)
-    lines = [line for r in regressions for line in r.compare(r, pairing, settings[r.code])]
+    lines = [line for r in regressions for line in r.lines(pairing, settings[r.code])]
     run = {"loss": pairing.loss, "skipped": pairing.skipped}
     lines += _limits(limits, pairing.found, run, baseline, view)
-    where = f"{plural(len(pairing.found), 'tensor')} on {plural(len(pairing.sampled), 'common step')}"
-    return JudgedRun(diagnosis, lines, where, notes=tuple(remarks(pairing, lines, regressions)))
+    return JudgedRun(diagnosis, lines, pairing.scope, notes=tuple(remarks(pairing, lines, regressions)))
 
 
 def _figures_without_baseline(view: RunView) -> tuple[dict[Key, Summary], dict[str, float | None]]:

@@ -83,7 +83,7 @@ def compare_ops(a: Run, b: Run) -> OpComparison:
     lists = tuple(compare_lists(read_ops(a, key), read_ops(b, key), *key) for key in common)
     found = _first(lists)
     view = view_of(b)
-    code, name = FIRST_DIFFERENCE
+    code, name = FIRST_DIFFERENCE.code, FIRST_DIFFERENCE.name
     ops = sum(x.paired for x in lists)
     if found is None:
         reason = f"{plural(ops, 'op')} of {plural(len(lists), 'list')} equal in every bit"
@@ -114,7 +114,7 @@ def place_of(difference: Difference) -> str:
 
 
 def _finding(found: ListComparison) -> Finding:
-    code, name = FIRST_DIFFERENCE
+    code, name = FIRST_DIFFERENCE.code, FIRST_DIFFERENCE.name
     origin = found.origin
     if origin is None:
         given = found.given[0]
