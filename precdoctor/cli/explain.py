@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from precdoctor.comparison.regressions import Regression
+    from precdoctor.diagnosis.claims.rule import Rule
 
 EXAMPLES = """\b
 Examples:
@@ -33,5 +37,6 @@ def explain(
     if code is None:
         print_rules(registry.FAMILIES, console)
         return 0
-    print_page(registry.find(code, [*registry.RULES, *REGRESSIONS, FIRST_DIFFERENCE, *INDICATORS]), console)
+    entries: list[Rule | Regression] = [*registry.RULES, *REGRESSIONS, FIRST_DIFFERENCE, *INDICATORS]
+    print_page(registry.find(code, entries), console)
     return 0

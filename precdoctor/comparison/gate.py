@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from precdoctor.comparison.allowances import Allowance, expired_lines, unused_notes
-from precdoctor.comparison.baseline import Baseline, learn, learn_repeats, provenance
+from precdoctor.comparison.baseline import Baseline, learn_repeats, provenance
 from precdoctor.comparison.fail_if import Limit
 from precdoctor.comparison.judge import JudgedRun, accept, aggregated, judge
 from precdoctor.comparison.lines import Line, findings_of, reported_lines, suspects
@@ -224,11 +224,8 @@ class _Yardstick:
         sampled = sampled_by_all([ours, *map(usable_steps, self.views)])
         if not sampled:
             return UNSAMPLED
-        name = self.name or ""
         view.keep(sampled)
-        if len(self.views) == 1:
-            return learn(self.views, sorted(ours), sampled, name)
-        return learn_repeats(self.views, sampled, name)
+        return learn_repeats(self.views, sampled, self.name or "")
 
     def judged(self, rules: Sequence[Rule], settings: Mapping[str, Options]) -> tuple[list[str], list[str]]:
         """``(reasons not to trust the baseline, remarks)`` from diagnosing the baseline's own runs."""

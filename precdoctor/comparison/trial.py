@@ -318,13 +318,8 @@ def _sort_key(plan: PlanFile, cast: CastOutcome) -> float:
 def _gradients(before: RunView, after: RunView, steps: Sequence[int]) -> Iterator[GradientRatio]:
     if not steps:
         return
-    frames = []
-    for view in (before, after):
-        frame = view.measured(
-            ("rms", "multiplier", "zero_share"), ("weight_grad",), columns=("phase", "numel"), steps=steps
-        )
-        frames.append(frame[clean_rows(view, frame)])
-    pairs = pair_rows(frames[0], frames[1], {})
+    measures = ("rms", "multiplier", "zero_share")
+    pairs = pair_rows(*(clean_rows(v, measures, ("weight_grad",), ("numel",), steps) for v in (before, after)), {})
     if not len(pairs.tensor):
         return
     table = pairs.first[["step", "root", "module"]].astype({"root": str, "module": str})
