@@ -10,7 +10,7 @@ from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.engine import describe_recorder
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.reporting.html import svg
-from precdoctor.reporting.html.layers import KIND_RANK, KIND_TITLES
+from precdoctor.reporting.html.layers import KIND_RANK, KIND_TITLES, kind_title
 from precdoctor.reporting.html.survey import Survey
 from precdoctor.reporting.show_view import dtypes_words, modules_words
 from precdoctor.reporting.text import clean, not_neutral, number, size
@@ -32,10 +32,9 @@ def coverage(survey: Survey) -> list[dict[str, Any]]:
         counts_of.items(), key=lambda item: (KIND_RANK.get(item[0][0], len(KIND_RANK)), -item[1][2])
     ):
         share = elements / per_kind[kind] if per_kind[kind] else 0.0
-        bar = svg.stretched(svg.el("rect", width=svg.WIDE * share, height=svg.HIGH, class_="sharebar"))
-        title = KIND_TITLES.get(kind, clean(kind, 40))
         counts = {"tensors": number(tensors), "rows": number(rows), "elements": number(elements)}
-        out.append({"kind": title, "dtype": clean(dtype, 40), **counts, "share": percent(share), "bar": bar})
+        shares = {"share": percent(share), "bar": svg.bar(share, "sharebar")}
+        out.append({"kind": kind_title(kind), "dtype": clean(dtype, 40), **counts, **shares})
     return out
 
 

@@ -99,8 +99,7 @@ def _shares(tensors: Any) -> list[tuple[str, str, Markup]]:
         if not isinstance(share, (int, float)) or not 0.0 <= share <= 1.0:
             continue
         where = entry.get("parameter") or entry.get("module") or entry.get("root") or ""
-        bar = svg.stretched(svg.el("rect", width=svg.WIDE * float(share), height=svg.HIGH, class_="sharebar"))
-        rows.append((clean(where, 200), percent(float(share)), bar))
+        rows.append((clean(where, 200), percent(float(share)), svg.bar(float(share), "sharebar")))
     return rows
 
 
@@ -250,5 +249,4 @@ def _meter(room: float | None) -> Markup | None:
     if room is None:
         return None
     full = 1.0 - min(max(room, 0.0), _METER) / _METER
-    cls = "meter bad" if room < _NEAR else "meter"
-    return svg.stretched(svg.el("rect", width=svg.WIDE * full, height=svg.HIGH, class_=cls))
+    return svg.bar(full, "meter bad" if room < _NEAR else "meter")

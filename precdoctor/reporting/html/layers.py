@@ -86,9 +86,15 @@ def in_order(view: RunView, survey: Survey, kinds: Sequence[str] | None = None) 
     return sorted(chosen, key=place)
 
 
-def has_several_roots(tensors: Sequence[TensorId]) -> bool:
-    """Return whether modules of several roots occur, so that labels must name the root."""
-    return several_models((t.root, t.module) for t in tensors)
+def kind_title(kind: str) -> str:
+    """The name of a kind of tensors on the page; the recorded word for a kind that is not known here."""
+    return KIND_TITLES.get(kind, clean(kind, 40))
+
+
+def labels(tensors: Sequence[TensorId]) -> list[str]:
+    """The label of each tensor; it begins with the root if modules of several roots occur."""
+    several = several_models((t.root, t.module) for t in tensors)
+    return [label(t, several_roots=several) for t in tensors]
 
 
 def label(tensor: TensorId, *, several_roots: bool = False) -> str:

@@ -190,9 +190,7 @@ def _events(view: RunView, across: _StepAxis, incidents: Sequence[int]) -> Marku
     """Ticks for skipped and non-finite steps; ticks that would coincide are drawn once. None if there are none."""
     rows: list[Markup] = []
     for y, (column, cls) in enumerate((("skipped", "skip"), ("non_finite", "bad"))):
-        values = view.steps[column].astype("float64")
-        steps = sorted({int(s) for s in view.steps["step"][values > 0]})
-        places = sorted({round(svg.WIDE * across.share(s)) for s in steps})
+        places = sorted({round(svg.WIDE * across.share(s)) for s in _marked_steps(view, column)})
         rows.append(svg.join(svg.el("path", d=f"M{x} {50 * y + 6}v38", class_=f"tick {cls}") for x in places))
     if not any(rows):
         return None
@@ -203,7 +201,11 @@ def _legend(view: RunView) -> list[tuple[str, str]]:
     """``(column, words)`` for each kind of tick: its meaning, and the number of steps."""
     out = []
     for column, name in (("skipped", "skipped by the loss scaler"), ("non_finite", "with a NaN or Inf")):
-        values = view.steps[column].astype("float64")
-        if steps := view.steps["step"][values > 0].nunique():
-            out.append((column, f"{plural(int(steps), 'step')} {name}"))
+        if steps := _marked_steps(view, column):
+            out.append((column, f"{plural(len(steps), 'step')} {name}"))
     return out
+
+
+def _marked_steps(view: RunView, column: str) -> set[int]:
+    """The steps with a count above 0 in ``column``."""
+    return set(view.steps["step"][view.steps[column].astype("float64") > 0].tolist())
