@@ -26,7 +26,7 @@ from precdoctor.numerics.formats import E4M3FN
 from precdoctor.reporting.html import about, cards, heatmap, rangemap, trends, versus
 from precdoctor.reporting.html.survey import Survey
 from precdoctor.reporting.html.timeline import timeline
-from precdoctor.reporting.run_head import run_facts
+from precdoctor.reporting.run_head import run_facts, run_name
 from precdoctor.reporting.terminal import MARKS, verdict_line
 from precdoctor.reporting.text import clean, number
 from precdoctor.runlog.reader import Run
@@ -58,9 +58,7 @@ def subject(run: Run, options: RuleOptions | None = None) -> Subject:
     """
     view = view_of(run)
     diagnosis = diagnose_view(view, select_rules(), resolve_options(options or {}))
-    path = run.path.resolve()
-    name = path.parent.name if path.name == "run" else path.name
-    return Subject(view, Survey(view), diagnosis, clean(name, 120))
+    return Subject(view, Survey(view), diagnosis, run_name(run.path))
 
 
 def render(run: Run, against: Run | None = None, *, options: RuleOptions | None = None) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.text import Text
@@ -16,7 +15,7 @@ from precdoctor.reporting.live.check import Check
 from precdoctor.reporting.live.picture import Picture, Tensor
 from precdoctor.reporting.live.watcher import Phase, Watcher
 from precdoctor.reporting.rangebar import RangeBar
-from precdoctor.reporting.run_head import command_words
+from precdoctor.reporting.run_head import command_words, run_name
 from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.text import clean, factor, number, power
 
@@ -76,15 +75,9 @@ _PLAIN = str.maketrans({"…": "~", "–": "-"})
 _ROOMY = 20
 
 
-def name_of(path: Path) -> str:
-    """The name of a run directory; its parent's if it is called ``run``."""
-    path = path.resolve()
-    return clean(path.parent.name if path.name == "run" else path.name, 60)
-
-
 def _head(watcher: Watcher, size: Size) -> list[Text]:
     picture, phase = watcher.picture, watcher.phase
-    title = Text.assemble((name_of(watcher.path), "pd.strong"), "  ", (command_words(watcher.info, 200), "pd.quiet"))
+    title = Text.assemble((run_name(watcher.path), "pd.strong"), "  ", (command_words(watcher.info, 200), "pd.quiet"))
     mark = Text(f"{'*' if size.ascii_only else '●'} {phase.value}", _STYLES.get(phase, "pd.error"))
     title.truncate(max(0, size.width - mark.cell_len - 2), overflow="ellipsis", pad=True)
     facts = []
