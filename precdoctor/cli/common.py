@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
-from precdoctor.cli.values import OUTPUT_FORMATS
+from precdoctor.cli.values import OUTPUT_FORMATS, choice, read
 from precdoctor.errors import RunExistsError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -100,16 +100,31 @@ def destination(file: Path | None, *, force: bool) -> Iterator[IO[str]]:
 
 
 def write_answer(
-    stream: IO[str], shape: str, document: Callable[[], dict[str, Any]], show: Callable[[Console], None]
+    stream: IO[str],
+    shape: str,
+    document: Callable[[], dict[str, Any]],
+    show: Callable[[Console], None],
+    *,
+    concise: Callable[[Console], None] | None = None,
+    text: Callable[[], str] | None = None,
 ) -> None:
-    """Write ``document`` if ``shape`` is ``json``, else what ``show`` prints."""
+    """Write ``document`` as JSON, ``text`` (as Markdown or TOML), or what ``show`` or ``concise`` prints."""
     from precdoctor.reporting.console import make_console
     from precdoctor.reporting.json_report import dumps
 
     if shape == "json":
         stream.write(dumps(document()))
+    elif shape in ("markdown", "toml") and text is not None:
+        stream.write(text())
     else:
-        show(make_console(stream))
+        (concise if shape == "concise" and concise is not None else show)(make_console(stream))
+
+
+def chosen_kinds(given: Iterable[str] | None) -> tuple[str, ...]:
+    """The kinds of tensors named with ``--kind``, each once; UsageError for an unknown one."""
+    from precdoctor.runlog.schema import KINDS
+
+    return tuple(dict.fromkeys(read(choice(*KINDS), kind, "--kind") for kind in given or ()))
 
 
 def is_stream(file: Path) -> bool:

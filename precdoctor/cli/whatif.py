@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from precdoctor.cli import options
-from precdoctor.cli.common import destination, opened, write_answer
-from precdoctor.cli.values import choice, parse_count, parse_steps
+from precdoctor.cli.common import chosen_kinds, destination, opened, write_answer
+from precdoctor.cli.values import choice, parse_count, parse_decibels, parse_scale, parse_share, parse_steps, read
 from precdoctor.cli.whatif_replay import ReplayQuestion, write_replay
-from precdoctor.errors import UsageError, did_you_mean
+from precdoctor.errors import UsageError
 
 if TYPE_CHECKING:
     from precdoctor.diagnosis.offline.whatif.forecast import Question
-    from precdoctor.diagnosis.offline.whatif.inference_plan import InferencePlan
-    from precdoctor.diagnosis.offline.whatif.plan import Plan
     from precdoctor.diagnosis.offline.whatif.recipe import Recipe
     from precdoctor.diagnosis.offline.whatif.target import Target
     from precdoctor.runlog import Run
-
-PlanT = TypeVar("PlanT", "Plan", "InferencePlan")
 
 EXAMPLES = """\b
 Examples:
@@ -114,17 +108,18 @@ def whatif(
     Underflow, saturation and error per tensor at its worst recorded step, from the log alone; the tensors that miss
     the target, and the cheapest format and scaling that would hold for them.
     """
-    try:
-        shape = _shape(output_format, output, plan=plan)
-        goal = None if horizon is None else parse_count(horizon)
-        count = parse_count(worst)
-        span = (None, None) if steps is None else parse_steps(steps)
-        limits = _share("--max-flushed", max_flushed), _share("--max-saturated", max_saturated), _decibels(min_sqnr)
-        scales = _multiplier("--scale", scale), _multiplier("--loss-scale", loss_scale)
-        rule = None if scale_rule is None else choice("floor", "up", "amax")(scale_rule)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    replayed = ReplayQuestion(loss_scaler, fp8_recipe, accumulator, number_format, _kinds(kind), module, span)
+    shape = _shape(output_format, output, plan=plan)
+    goal, count = read(parse_count, horizon, "--horizon"), read(parse_count, worst, "--worst")
+    span = read(parse_steps, steps, "--steps") or (None, None)
+    limits = (
+        read(parse_share, max_flushed, "--max-flushed"),
+        read(parse_share, max_saturated, "--max-saturated"),
+        read(parse_decibels, min_sqnr, "--min-sqnr"),
+    )
+    scales = read(parse_scale, scale, "--scale"), read(parse_scale, loss_scale, "--loss-scale")
+    rule = read(choice("floor", "up", "amax"), scale_rule, "--scale-rule")
+    kinds = chosen_kinds(kind) or None
+    replayed = ReplayQuestion(loss_scaler, fp8_recipe, accumulator, number_format, kinds, module, span)
     if replayed.mode is not None:
         given = {"--scaling": scaling, "--scale": scale, "--scale-rule": scale_rule, "--loss-scale": loss_scale}
         _refuse({**given, "--plan": plan, "--horizon": horizon}, f"{replayed.mode} is a question of its own")
@@ -133,8 +128,7 @@ def whatif(
     from precdoctor.diagnosis.offline.whatif.recipe import SCALINGS, ask
     from precdoctor.diagnosis.offline.whatif.target import Target
 
-    if scaling is not None and scaling not in SCALINGS:
-        raise UsageError(f"--scaling {scaling!r} is not one of {', '.join(SCALINGS)}{did_you_mean(scaling, SCALINGS)}")
+    scaling = read(choice(*SCALINGS), scaling, "--scaling")
     target = Target(*limits)
     if state is not None:
         given = {"--format": number_format, "--loss-scale": loss_scale, "--horizon": horizon}
@@ -149,7 +143,7 @@ def whatif(
         return _answer(run, output, planned, force=force)
     _refuse({"--horizon": horizon}, "only a plan extrapolates; add --plan")
     recipe = ask(number_format or "e4m3", scaling=scaling, scale=scales[0], loss_scale=scales[1], rule=rule)
-    asked = Question(recipe, target, _kinds(kind), module, span)
+    asked = Question(recipe, target, kinds, module, span)
     return _answer(run, output, partial(_write, asked=asked, shape=shape, worst=count), force=force)
 
 
@@ -165,20 +159,17 @@ def _write(run: Run, asked: Question, shape: str, worst: int, stream: IO[str]) -
     from precdoctor.diagnosis.engine import describe, view_of
     from precdoctor.diagnosis.offline.whatif.forecast import forecast
     from precdoctor.reporting import whatif_report, whatif_view
-    from precdoctor.reporting.console import make_console
 
     answer = forecast(run, asked)
     facts = describe(view_of(run))
-    if shape == "json":
-        from precdoctor.reporting.json_report import dumps
-
-        stream.write(dumps(whatif_report.document(answer, facts)))
-    elif shape == "markdown":
-        stream.write(whatif_view.markdown(answer, facts, worst=worst))
-    elif shape == "concise":
-        whatif_view.print_concise(answer, make_console(stream))
-    else:
-        whatif_view.print_full(answer, facts, make_console(stream), worst=worst)
+    write_answer(
+        stream,
+        shape,
+        partial(whatif_report.document, answer, facts),
+        partial(whatif_view.print_full, answer, facts, worst=worst),
+        concise=partial(whatif_view.print_concise, answer),
+        text=partial(whatif_view.markdown, answer, facts, worst=worst),
+    )
 
 
 def _write_states(
@@ -220,33 +211,22 @@ def _write_plan(
         from precdoctor.diagnosis.offline.whatif.plan import make_plan
 
         plan = make_plan(run, target, module=module, steps=steps, horizon=horizon)
-        document = plan_view.document(_with(plan, remark), facts)
+        document = plan_view.document(plan, facts, remark)
         show = partial(plan_view.print_plan, plan, facts, remark=remark)
     else:
         from precdoctor.diagnosis.offline.whatif.inference_plan import make_inference_plan
 
         _refuse({"--horizon": horizon is not None}, "nothing trains in this run, so no amax has a trend")
         inference_plan = make_inference_plan(run, target, module=module, steps=steps)
-        document = plan_view.inference_document(_with(inference_plan, remark), facts)
+        document = plan_view.inference_document(inference_plan, facts, remark)
         show = partial(plan_view.print_inference_plan, inference_plan, facts, remark=remark)
-    if shape == "toml":
-        stream.write(plan_view.toml(document))
-    else:
-        write_answer(stream, shape, lambda: document, show)
-
-
-def _with(plan: PlanT, remark: str | None) -> PlanT:
-    return replace(plan, warnings=(remark, *plan.warnings)) if remark is not None else plan
+    write_answer(stream, shape, lambda: document, show, text=partial(plan_view.toml, document))
 
 
 def _shape(asked: str | None, output: Path | None, *, plan: bool) -> str:
-    """The output format; for a plan to a file without ``--output-format``: JSON for ``.json``, else TOML.
-
-    Raises:
-        ValueError: an unknown format.
-    """
+    """The output format; for a plan to a file without ``--output-format``: JSON for ``.json``, else TOML."""
     if asked is not None:
-        return str(choice("full", "json", "toml")(asked) if plan else choice(*_SHAPES)(asked))
+        return str(read(choice(*(("full", "json", "toml") if plan else _SHAPES)), asked, "--output-format"))
     if plan and output is not None:
         return "json" if output.suffix == ".json" else "toml"
     return "full"
@@ -257,48 +237,3 @@ def _refuse(flags: Mapping[str, Any], why: str) -> None:
     for flag, value in flags.items():
         if value:
             raise UsageError(f"{flag} has nothing to act on: {why}")
-
-
-def _kinds(chosen: list[str] | None) -> tuple[str, ...] | None:
-    from precdoctor.runlog.schema import KINDS
-
-    for kind in chosen or ():
-        if kind not in KINDS:
-            raise UsageError(f"--kind {kind!r} is not one of {', '.join(KINDS)}{did_you_mean(kind, KINDS)}")
-    return tuple(dict.fromkeys(chosen)) if chosen else None
-
-
-def _multiplier(option: str, raw: str | None) -> float | None:
-    """Parse a scale: ``64``, ``0.5``, ``2^13``, ``2**13``. The recipe refuses values that are not finite and positive.
-
-    Raises:
-        ValueError: not a number, or out of range.
-    """
-    if raw is None:
-        return None
-    power = re.fullmatch(r"\s*2(?:\^|\*\*)\s*([+-]?\d+)\s*", raw)
-    try:
-        return 2.0 ** int(power[1]) if power else float(raw)
-    except (ValueError, OverflowError):
-        raise ValueError(f"{option} {raw!r} is not a number in float64's range, such as 1024 or 2^10") from None
-
-
-def _share(option: str, raw: str) -> float:
-    """Parse a share between 0 and 1: ``0.5%`` or ``0.005``."""
-    try:
-        share = float(raw.removesuffix("%")) / (100.0 if raw.endswith("%") else 1.0)
-    except ValueError:
-        share = -1.0
-    if not 0.0 <= share <= 1.0:
-        raise ValueError(f"{option} {raw!r} is not a share between 0 and 1, such as 0.005 or 0.5%")
-    return share
-
-
-def _decibels(raw: str) -> float:
-    try:
-        value = float(raw)
-    except ValueError:
-        value = float("nan")
-    if not -1000.0 < value < 1000.0:
-        raise ValueError(f"--min-sqnr {raw!r} is not a number of decibels, such as 20")
-    return value

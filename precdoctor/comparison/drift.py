@@ -137,7 +137,8 @@ def _compared_rows(
     a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Module, Module], known: dict[Key, int]
 ) -> pd.DataFrame:
     """One row per pair of rows, with the tensor's number in ``known``, to which new tensors are added."""
-    pairs = pair_rows(*(clean_rows(view, _MEASURES, KINDS, _COLUMNS, steps) for view in (a, b)), names)
+    ours, theirs = (clean_rows(view, _MEASURES, KINDS, _COLUMNS, steps) for view in (a, b))
+    pairs = pair_rows(ours, theirs, names)
     first, second = pairs.first, pairs.second
     numbers = np.array([known.setdefault(key, len(known)) for key in pairs.keys], np.int64)
     unscale = np.log2(first["multiplier"]) - np.log2(second["multiplier"])

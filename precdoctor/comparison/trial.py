@@ -319,7 +319,8 @@ def _gradients(before: RunView, after: RunView, steps: Sequence[int]) -> Iterato
     if not steps:
         return
     measures = ("rms", "multiplier", "zero_share")
-    pairs = pair_rows(*(clean_rows(v, measures, ("weight_grad",), ("numel",), steps) for v in (before, after)), {})
+    theirs, ours = (clean_rows(view, measures, ("weight_grad",), ("numel",), steps) for view in (before, after))
+    pairs = pair_rows(theirs, ours, {})
     if not len(pairs.tensor):
         return
     table = pairs.first[["step", "root", "module"]].astype({"root": str, "module": str})

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from precdoctor.diagnosis.claims.words import percent, plural
@@ -34,10 +35,12 @@ _WORDS = {
 
 def print_plan(plan: Plan, run: Mapping[str, Any], console: Console, *, remark: str | None = None) -> None:
     """Print a plan for training: ``remark`` on the run, table, memory saved, and assumptions."""
-    _print_head(run, console, "Precision plan", remark)
     counts = Counter(m.precision for m in plan.modules)
-    for name in (name for name in _WORDS if counts[name]):
-        console.print(Text.assemble((f"{name:<6}", _STYLES[name]), f"{plural(counts[name], 'module')}: {_WORDS[name]}"))
+    totals = [
+        Text.assemble((f"{name:<6}", _STYLES[name]), f"{plural(counts[name], 'module')}: {words}")
+        for name, words in _WORDS.items()
+        if counts[name]
+    ]
     module, why = {"header": "module", "ratio": 2}, folded("why not narrower", ratio=3)
     shown = table(module, *left("precision"), *right("flushed", "SQNR"), *why)
     several = several_models((m.root, m.module) for m in plan.modules)
@@ -51,16 +54,27 @@ def print_plan(plan: Plan, run: Mapping[str, Any], console: Console, *, remark: 
             "–" if worst is None else decibels(worst.prediction.sqnr_db.estimate),
             clean(m.reason),
         )
-    console.print(Padding(shown, (1, 0, 0, 0)))
-    console.print()
-    for line in _lines(plan, run):
-        console.print(Text(line))
+    _print(run, console, "Precision plan", remark, totals, shown, _lines(plan, run))
 
 
-def _print_head(run: Mapping[str, Any], console: Console, title: str, remark: str | None) -> None:
+def _print(
+    run: Mapping[str, Any],
+    console: Console,
+    title: str,
+    remark: str | None,
+    totals: Iterable[Text],
+    shown: Table,
+    lines: Iterable[str],
+) -> None:
     print_head(run, console, title)
     if remark is not None:
         console.print(Text(remark, "pd.near"))
+    for total in totals:
+        console.print(total)
+    console.print(Padding(shown, (1, 0, 0, 0)))
+    console.print()
+    for line in lines:
+        console.print(Text(line))
 
 
 def _lines(plan: Plan, run: Mapping[str, Any]) -> Iterator[str]:
@@ -79,14 +93,12 @@ def _lines(plan: Plan, run: Mapping[str, Any]) -> Iterator[str]:
     yield from filter(None, [not_native(plan.recipes, run.get("device"))])
 
 
-def document(plan: Plan, run: Mapping[str, Any]) -> dict[str, Any]:
-    """A plan for training as JSON values."""
+def document(plan: Plan, run: Mapping[str, Any], remark: str | None = None) -> dict[str, Any]:
+    """A plan for training as JSON values; a ``remark`` on the run is the first of its warnings."""
     return {
         **answer_head(run),
         "plan": {
-            "first_step": plan.steps[0],
-            "last_step": plan.steps[-1],
-            "recorded_steps": len(plan.steps),
+            **_steps(plan),
             "horizon": plan.horizon,
             "target": jsonable(plan.target),
             "precisions": _WORDS,
@@ -94,11 +106,19 @@ def document(plan: Plan, run: Mapping[str, Any]) -> dict[str, Any]:
                 name: dict(zip(("now_bytes", "plan_bytes"), getattr(plan.memory, name), strict=True))
                 for name in ("weights", "inputs")
             },
-            "not_native": not_native(plan.recipes, run.get("device")),
-            "warnings": list(plan.warnings),
+            **_caveats(plan, run, remark),
         },
         "modules": [_module(m) for m in plan.modules],
     }
+
+
+def _steps(plan: Plan | InferencePlan) -> dict[str, int]:
+    return {"first_step": plan.steps[0], "last_step": plan.steps[-1], "recorded_steps": len(plan.steps)}
+
+
+def _caveats(plan: Plan | InferencePlan, run: Mapping[str, Any], remark: str | None) -> dict[str, Any]:
+    warnings = [*filter(None, [remark]), *plan.warnings]
+    return {"not_native": not_native(plan.recipes, run.get("device")), "warnings": warnings}
 
 
 def _module(m: ModulePlan) -> dict[str, Any]:
@@ -162,11 +182,10 @@ def print_inference_plan(
     plan: InferencePlan, run: Mapping[str, Any], console: Console, *, remark: str | None = None
 ) -> None:
     """Print a plan for inference: ``remark`` on the run, table, memory saved, and assumptions."""
-    _print_head(run, console, f"Plan for inference, SQNR at least {plan.target.min_sqnr_db:g} dB", remark)
-    for kinds, words in ((("weight",), "weight"), (("kv_key", "kv_value"), "cache")):
+    totals = []
+    for kinds, words in ((("weight",), "weight"), (("kv_key", "kv_value"), "cache tensor")):
         counts = Counter(_choice(t) for t in plan.tensors if t.seen.key.kind in kinds)
-        for choice, count in counts.most_common():
-            console.print(Text(f"{choice}: {plural(count, f'{words} tensor' if words == 'cache' else words)}"))
+        totals += [Text(f"{choice}: {plural(count, words)}") for choice, count in counts.most_common()]
     tensor, why = {"header": "tensor", "ratio": 2}, folded("why not narrower", ratio=2)
     shown = table(tensor, *left("format"), *right("bits", "SQNR"), *why)
     several = several_models((t.seen.key.root, t.seen.key.module) for t in plan.tensors)
@@ -178,10 +197,8 @@ def print_inference_plan(
             "–" if t.prediction is None else decibels(t.prediction.sqnr_db.estimate),
             clean(t.reason),
         )
-    console.print(Padding(shown, (1, 0, 0, 0)))
-    console.print()
-    for line in _inference_lines(plan, run):
-        console.print(Text(line))
+    title = f"Plan for inference, SQNR at least {plan.target.min_sqnr_db:g} dB"
+    _print(run, console, title, remark, totals, shown, _inference_lines(plan, run))
 
 
 def _choice(t: TensorPlan) -> str:
@@ -204,8 +221,8 @@ def _inference_lines(plan: InferencePlan, run: Mapping[str, Any]) -> Iterator[st
     yield from filter(None, [not_native(plan.recipes, run.get("device"))])
 
 
-def inference_document(plan: InferencePlan, run: Mapping[str, Any]) -> dict[str, Any]:
-    """A plan for inference as JSON values: modules with their tensors by kind."""
+def inference_document(plan: InferencePlan, run: Mapping[str, Any], remark: str | None = None) -> dict[str, Any]:
+    """A plan for inference as JSON values: modules with their tensors by kind; ``remark`` as in :func:`document`."""
     modules: dict[tuple[str, str], dict[str, Any]] = {}
     for t in plan.tensors:
         key = t.seen.key
@@ -221,14 +238,11 @@ def inference_document(plan: InferencePlan, run: Mapping[str, Any]) -> dict[str,
         **answer_head(run),
         "plan": {
             "of": "inference",
-            "first_step": plan.steps[0],
-            "last_step": plan.steps[-1],
-            "recorded_steps": len(plan.steps),
+            **_steps(plan),
             "min_sqnr_db": plan.target.min_sqnr_db,
             "weights": dict(zip(("now_bytes", "plan_bytes"), plan.weights, strict=True)),
             "cache": cache(plan.cache),
-            "not_native": not_native(plan.recipes, run.get("device")),
-            "warnings": list(plan.warnings),
+            **_caveats(plan, run, remark),
         },
         "modules": list(modules.values()),
     }
