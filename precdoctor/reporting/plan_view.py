@@ -12,14 +12,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.offline.whatif.inference_plan import InferencePlan, TensorPlan
 from precdoctor.diagnosis.offline.whatif.native import not_native
 from precdoctor.diagnosis.offline.whatif.plan import WIDE, ModulePlan, OperandPlan, Plan
 from precdoctor.reporting.json_report import answer_head
 from precdoctor.reporting.run_head import print_head
 from precdoctor.reporting.tables import Name, folded, left, right, table
-from precdoctor.reporting.text import clean, module_label, several_models, size
+from precdoctor.reporting.text import clean, module_label, several_models
 from precdoctor.reporting.whatif_report import cache, described
 from precdoctor.reporting.whatif_view import cache_words, decibels
 from precdoctor.runlog.atomic import jsonable
@@ -79,8 +79,8 @@ def _print(
 
 def _lines(plan: Plan, run: Mapping[str, Any]) -> Iterator[str]:
     """The sentences below the table: memory saved, assumptions, warnings."""
-    memory = plan.memory
-    weights, inputs = (" -> ".join(size(count) for count in pair) for pair in (memory.weights, memory.inputs))
+    pairs = (plan.memory.weights, plan.memory.inputs)
+    weights, inputs = (" -> ".join(memory(count) for count in pair) for pair in pairs)
     yield (
         f"Weights as products take them: {weights}; inputs kept for the backward pass: {inputs} per micro-step. "
         "Master weights, gradients and optimizer state stay as they are."
@@ -212,7 +212,7 @@ def _place(t: TensorPlan, several: bool) -> str:
 
 
 def _inference_lines(plan: InferencePlan, run: Mapping[str, Any]) -> Iterator[str]:
-    now, then = (size(count) for count in plan.weights)
+    now, then = (memory(count) for count in plan.weights)
     yield f"Weights: {now} -> {then}. What has no weight matrix (norms, biases) stays as it is."
     if plan.cache:
         yield cache_words(plan.cache, "under the plan")

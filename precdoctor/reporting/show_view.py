@@ -12,13 +12,13 @@ from rich.text import Text
 
 from precdoctor.diagnosis.analyses.op_dtypes import OpDtypes, Pattern, patterns
 from precdoctor.diagnosis.analyses.scans import Scan
-from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.run_head import print_ending, print_head
 from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.summary import Summary, TensorSummary
 from precdoctor.reporting.tables import Name, facts, folded, grid, left, right, table
-from precdoctor.reporting.text import clean, factor, module_label, not_neutral, number, power, recording_cost, size
+from precdoctor.reporting.text import clean, factor, module_label, not_neutral, number, power, recording_cost
 
 #: Titles of the series of the timeline, and whether they are drawn on a logarithmic scale.
 _SERIES = {"loss": ("loss", False), "grad_norm": ("gradient norm", True), "lr": ("learning rate", False)}
@@ -63,7 +63,7 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
         every, budget = options.get("every", 1), options.get("budget", 0.01)
         yield "sampling", f"every {every}" if every is not None else f"within a budget of {percent(float(budget))}"
     rows = ", ".join(plural(count, f"{name.removesuffix('s')} row") for name, count in summary.rows.items())
-    yield "log", f"{rows}, {size(summary.size)}"
+    yield "log", f"{rows}, {memory(summary.size)}"
     if summary.kinds:
         yield "kinds", ", ".join(f"{kind} {number(count)}" for kind, count in summary.kinds.items())
         yield "dtypes", ", ".join(f"{dtype} {number(count)}" for dtype, count in summary.dtypes.items())

@@ -78,15 +78,6 @@ def factor(binades: float | None) -> str:
     return "–" if binades is None else f"2^{number(round(binades, 1) + 0.0)}"
 
 
-def size(count: float) -> str:
-    """A number of bytes in binary units."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
 def recording_cost(recorder: Mapping[str, Any]) -> str | None:
     """Sentences on the cost of recording; if high, also its reason and the cost of longer runs. None: not measured."""
     overhead, cost = recorder.get("overhead_fraction"), recorder.get("cost")

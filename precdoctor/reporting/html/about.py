@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from precdoctor.diagnosis.analyses.op_dtypes import op_dtypes, patterns
-from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.engine import describe_recorder
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.reporting.html import svg
 from precdoctor.reporting.html.layers import KIND_RANK, KIND_TITLES, kind_title
 from precdoctor.reporting.html.survey import Survey
 from precdoctor.reporting.show_view import dtypes_words, modules_words
-from precdoctor.reporting.text import clean, not_neutral, number, size
+from precdoctor.reporting.text import clean, not_neutral, number
 from precdoctor.runlog.layout import bytes_in
 
 
@@ -74,7 +74,7 @@ def _facts(view: RunView, survey: Survey) -> Iterator[tuple[str, str]]:
     ranks = plural(len({p.rank for p in view.everyone}), "rank")
     yield "processes", ranks + (f", {plural(len(view.everyone), 'attempt')}" if len(view.everyone) > 1 else "")
     yield "tensors", f"{plural(len(survey.tensors), 'tensor')}, {plural(survey.rows, 'row')}"
-    yield "log", size(bytes_in(rank.directory for rank in view.run.ranks))
+    yield "log", memory(bytes_in(rank.directory for rank in view.run.ranks))
     recorder = describe_recorder(view)
     overhead = recorder["overhead_fraction"]
     yield "overhead", "not measured" if overhead is None else f"{percent(overhead)} of the run's time"
