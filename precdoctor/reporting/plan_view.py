@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -23,6 +22,7 @@ from precdoctor.reporting.text import clean, module_label, several_models
 from precdoctor.reporting.whatif_report import cache, described
 from precdoctor.reporting.whatif_view import cache_words, decibels
 from precdoctor.runlog.atomic import jsonable
+from precdoctor.runlog.toml import toml_value
 
 _STYLES = {"fp8": "pd.good", "mxfp8": "pd.good", "bf16": "", WIDE: "pd.near"}
 _WORDS = {
@@ -164,18 +164,7 @@ def toml(document: Mapping[str, Any]) -> str:
 
 
 def _pairs(table: Mapping[str, Any]) -> list[str]:
-    return [f"{key} = {_value(value)}" for key, value in table.items() if value is not None]
-
-
-def _value(value: Any) -> str:
-    """A TOML value; control characters and lone surrogates, which TOML forbids, become visible escapes."""
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(_pairs(value)) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(_value(v) for v in value) + "]"
-    if isinstance(value, float) and value == int(value) and abs(value) < 1e15:
-        return f"{value:.1f}"
-    return json.dumps(clean(value) if isinstance(value, str) else value, ensure_ascii=False)
+    return [f"{key} = {toml_value(value, clean)}" for key, value in table.items() if value is not None]
 
 
 def print_inference_plan(
