@@ -88,7 +88,7 @@ def accept_lines(
     """The lines, allowed failures reduced to information; ``used`` collects the allowances applied."""
     return [
         line if line.passed or (allowance := _first_match(allowances, line.code, line.module, today, used)) is None
-        else line.accept(allowance.words)
+        else replace(line, allowed=allowance.words, severity=Severity.INFO)
         for line in lines
     ]  # fmt: skip
 

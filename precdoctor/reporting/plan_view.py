@@ -18,7 +18,7 @@ from precdoctor.diagnosis.offline.whatif.plan import WIDE, ModulePlan, OperandPl
 from precdoctor.reporting.json_report import answer_head
 from precdoctor.reporting.run_head import print_head
 from precdoctor.reporting.tables import Name, folded, left, right, table
-from precdoctor.reporting.text import clean, module_label, several_models
+from precdoctor.reporting.text import clean, module_label, several_models, tensor_label
 from precdoctor.reporting.whatif_report import cache, described
 from precdoctor.reporting.whatif_view import cache_words, decibels
 from precdoctor.runlog.atomic import jsonable
@@ -179,8 +179,9 @@ def print_inference_plan(
     shown = table(tensor, *left("format"), *right("bits", "SQNR"), *why)
     several = several_models((t.seen.key.root, t.seen.key.module) for t in plan.tensors)
     for t in plan.tensors:
+        key = t.seen.key
         shown.add_row(
-            Name(_place(t, several)),
+            Name(tensor_label(module_label(key.root, key.module, several=several), key.kind, key.name)),
             Text(_choice(t), "pd.near" if t.recipe is None else "pd.good"),
             f"{t.bits:.4g}",
             "–" if t.prediction is None else decibels(t.prediction.sqnr_db.estimate),
@@ -192,12 +193,6 @@ def print_inference_plan(
 
 def _choice(t: TensorPlan) -> str:
     return _WORDS[WIDE] if t.recipe is None else t.recipe.short()
-
-
-def _place(t: TensorPlan, several: bool) -> str:
-    key = t.seen.key
-    name = "" if key.kind == "weight" and key.name == "weight" else key.name
-    return " ".join(word for word in (module_label(key.root, key.module, several=several), key.kind, name) if word)
 
 
 def _inference_lines(plan: InferencePlan, run: Mapping[str, Any]) -> Iterator[str]:

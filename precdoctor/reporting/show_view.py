@@ -18,11 +18,17 @@ from precdoctor.reporting.run_head import print_ending, print_head
 from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.summary import Summary, TensorSummary
 from precdoctor.reporting.tables import Name, facts, folded, grid, left, right, table
-from precdoctor.reporting.text import clean, factor, module_label, not_neutral, number, power, recording_cost
+from precdoctor.reporting.text import (
+    SERIES,
+    clean,
+    factor,
+    lost_rows,
+    module_label,
+    not_neutral,
+    number,
+    recording_cost,
+)
 
-#: Titles of the series of the timeline, and whether they are drawn on a logarithmic scale.
-_SERIES = {"loss": ("loss", False), "grad_norm": ("gradient norm", True), "lr": ("learning rate", False)}
-_SERIES |= {"loss_scale": ("loss scale", True)}
 #: From this width on, module and tensor have a column each.
 _ROOMY = 100
 #: Words for the reasons of a deep scan.
@@ -73,8 +79,7 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "overhead", cost.removeprefix("Recording took ")
     if changed := not_neutral(summary.recorder):
         yield "neutral", f"no: {changed}"
-    dropped = summary.recorder.get("dropped") or {}
-    yield "lost rows", ", ".join(f"{number(n)} {reason}" for reason, n in dropped.items()) or "none"
+    yield "lost rows", lost_rows(summary.recorder) or "none"
     open_ranks = [p for p in summary.processes if not p["complete"]]
     early = next((p["cut_short"] for p in summary.processes if p["cut_short"]), None)
     how = f"before the training ended: {clean(early, 160)}" if early else "cleanly"
@@ -95,12 +100,11 @@ def _print_timeline(summary: Summary, console: Console) -> None:
     shown = grid(*left("", style="pd.label"), *right(""), *left("", ""))
     width = max(16, min(72, console.width - 44))
     plain = not can_draw(console)
-    for name, (title, log) in _SERIES.items():
+    for name, (title, log, spell) in SERIES.items():
         values = summary.timeline.get(name, [])
         recorded = [v for v in values if v is not None]
         if recorded:
             line = sparkline(values, width, ascii_only=plain, log=log)
-            spell = power if name == "loss_scale" else number
             shown.add_row(title, spell(recorded[0]), Text(line, "pd.code"), spell(recorded[-1]))
     skipped = [step for step, v in zip(summary.steps, summary.timeline.get("skipped", []), strict=False) if v]
     bad = [step for step, v in zip(summary.steps, summary.timeline.get("non_finite", []), strict=False) if v]

@@ -21,7 +21,7 @@ from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.rangebar import RangeBar, range_words
 from precdoctor.reporting.run_head import print_head, run_facts
 from precdoctor.reporting.tables import Name, left, right, table
-from precdoctor.reporting.text import clean, module_label, number, several_models
+from precdoctor.reporting.text import clean, module_label, number, several_models, tensor_label
 from precdoctor.reporting.whatif_report import together
 
 #: Width from which on scale and headroom are shown.
@@ -170,11 +170,10 @@ def notes(answer: Answer, run: Mapping[str, Any]) -> Iterator[str]:
 
 
 def place(forecast: Forecast, answer: Answer) -> str:
-    """The label of a tensor: ``blocks.0.attn.q weight_grad bias``; a name equal to the kind is left out."""
+    """The label of a tensor: ``blocks.0.attn.q weight_grad bias``."""
     key, every = forecast.seen.key, (f.seen.key for f in answer.forecasts)
     module = module_label(key.root, key.module, several=several_models((k.root, k.module) for k in every))
-    name = "" if key.name == key.kind else key.name
-    return " ".join(word for word in (module, key.kind, name) if word)
+    return tensor_label(module, key.kind, key.name)
 
 
 def _table(answer: Answer, shown: tuple[Forecast, ...], console: Console) -> Table:

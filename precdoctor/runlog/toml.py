@@ -1,4 +1,4 @@
-"""Reads TOML files from untrusted sources: settings, baselines, prescriptions, allow-lists; and spells values in TOML."""
+"""Reads TOML files from untrusted sources (settings, baselines, prescriptions, allow-lists), and spells TOML values."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def toml_key(name: str) -> str:
 
 
 def toml_value(value: Any, text: Callable[[object], str] = str) -> str:
-    """A table (entries with None are left out), a list, a number, or the string that ``text`` makes of anything else."""
+    """A table (without entries that are None), a list, a number, or the string that ``text`` makes of anything else."""
     if isinstance(value, Mapping):
         entries = (f"{toml_key(str(k))} = {toml_value(v, text)}" for k, v in value.items() if v is not None)
         return f"{{ {', '.join(entries)} }}"

@@ -13,7 +13,7 @@ from precdoctor.reporting.html import svg
 from precdoctor.reporting.html.layers import KIND_RANK, KIND_TITLES, kind_title
 from precdoctor.reporting.html.survey import Survey
 from precdoctor.reporting.show_view import dtypes_words, modules_words
-from precdoctor.reporting.text import clean, not_neutral, number
+from precdoctor.reporting.text import clean, lost_rows, not_neutral, number
 from precdoctor.runlog.layout import bytes_in
 
 
@@ -80,8 +80,7 @@ def _facts(view: RunView, survey: Survey) -> Iterator[tuple[str, str]]:
     yield "overhead", "not measured" if overhead is None else f"{percent(overhead)} of the run's time"
     if changed := not_neutral(recorder):
         yield "neutral", f"no: {changed}"
-    dropped = {k: v for k, v in recorder["dropped"].items() if v}
-    yield "lost rows", ", ".join(f"{number(v)} {k.replace('_', ' ')}" for k, v in dropped.items()) or "none"
+    yield "lost rows", lost_rows(recorder) or "none"
     early = f"before the training ended: {clean(view.cut_short, 160)}" if view.cut_short else "cleanly"
     open_still = "not: killed, out of disk space, or still running; at most the last second is missing"
     yield "closed", early if view.complete else open_still
