@@ -105,7 +105,7 @@ def _report(run: Run, settings: Settings, shape: str, worst: int) -> None:
 
     limits = limits_of(resolve_options(rule_options(settings))[RULE.code])
     view = view_of(run)
-    comparison, facts = shadowed(view), describe(view)
+    comparison, facts = shadowed(view) or shadow_view.NOTHING, describe(view)
     write_answer(
         sys.stdout,
         shape,
