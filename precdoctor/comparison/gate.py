@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from precdoctor.comparison.allowances import Allowance, expired_lines, unused_notes
+from precdoctor.comparison.allowances import Allowance, AllowList
 from precdoctor.comparison.baseline import Baseline, learn_repeats, provenance
 from precdoctor.comparison.fail_if import Limit
 from precdoctor.comparison.judge import JudgedRun, accept, aggregated, judge
@@ -143,16 +143,15 @@ def gate(
         IncomparableRunsError: several baseline runs have different steps.
     """
     at_or_above((), fail_on)
-    day = today or dt.datetime.now(dt.timezone.utc).date()
     rules, regressions = _selected_checks(list(select), list(ignore))
     settings = resolve_options(options or {}, (*RULES, *REGRESSIONS))
     views = [view_of(run) for run in runs]
     yardstick = _Yardstick.of(baseline)
     judged = [judge(view, yardstick.against(view), rules, regressions, settings, limits) for view in views]
-    used: set[Allowance] = set()
-    judged = [accept(j, allowances, day, used) for j in aggregated(judged, aggregate)]
+    allowed = AllowList(allowances, today or dt.datetime.now(dt.timezone.utc).date())
+    judged = [accept(j, allowed) for j in aggregated(judged, aggregate)]
     if judged:
-        judged[0].lines.extend(expired_lines(allowances, day))
+        judged[0].lines.extend(allowed.expired_lines())
     repeats = yardstick.repeats
     closed = [_run_verdict(view, j, regressions, fail_on, repeats) for view, j in zip(views, judged, strict=True)]
     distrust, notes = yardstick.judged(rules, settings)
@@ -170,7 +169,7 @@ def gate(
             *notes,
             *provenance_differences(yardstick.provenance, views[0]),
             *dict.fromkeys(note for j in judged for note in j.notes),
-            *unused_notes(allowances, day, used),
+            *allowed.unused_notes(),
             *_short_runs(closed),
         ),
         baseline_runs=yardstick.run_names,

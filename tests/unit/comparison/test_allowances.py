@@ -6,7 +6,7 @@ import datetime as dt
 
 import pytest
 
-from precdoctor.comparison.allowances import Allowance, expired_lines, read_allowances
+from precdoctor.comparison.allowances import Allowance, AllowList, read_allowances
 from precdoctor.comparison.gate import gate
 from precdoctor.comparison.regressions import REGRESSIONS
 from precdoctor.diagnosis.claims.finding import Severity
@@ -88,4 +88,4 @@ def test_past_its_date_an_entry_fails_even_what_it_never_touched(runs):
     assert report.exit_code == 1
     assert [c.check for c in report.checks if c.fails] == ["PD816 allowance-expired"]
     assert {f.code for f in report.findings} == {"PD816"}
-    assert expired_lines([allowance()], TODAY) == []
+    assert AllowList([allowance()], TODAY).expired_lines() == []
