@@ -132,12 +132,15 @@ def is_stream(file: Path) -> bool:
     return file.exists() and not (file.is_file() or file.is_dir())
 
 
-def rule_options(settings: Settings) -> dict[str, dict[str, Any]]:
-    """The rule options of the settings file, without those of regressions, which a diagnosis would refuse."""
+def rule_options(settings: Settings, *, of_regressions: bool = False) -> dict[str, dict[str, Any]]:
+    """The options of rules in the settings file, or those of regressions: a diagnosis would refuse the others, and so
+    would a comparison.
+    """
     from precdoctor.comparison.regressions import REGRESSIONS
 
-    regressions = {name for r in REGRESSIONS for name in (r.code, r.name)}
-    return {code: options for code, options in settings.rules.items() if code not in regressions}
+    names = {r.name for r in REGRESSIONS}
+    whose = {name: name.lower().startswith("pd8") or name.lower() in names for name in settings.rules}
+    return {name: options for name, options in settings.rules.items() if whose[name] is of_regressions}
 
 
 #: Seconds before the first progress line, and between updates.
