@@ -57,6 +57,11 @@ class OpComparison:
         """
         return _first(self.lists)
 
+    @property
+    def origin(self) -> Difference | None:
+        """The difference to report, of :attr:`first`; None if there is none."""
+        return None if self.first is None else self.first.origin
+
 
 def _first(lists: Sequence[ListComparison]) -> ListComparison | None:
     differing = [x for x in lists if x.differences or x.given]
@@ -201,9 +206,11 @@ class Branch:
         return self.ops[-1]
 
 
-def branches(found: ListComparison, origin: Difference) -> list[Branch]:
-    """The branches of the tree below ``origin``, depth first; smaller subtrees before larger ones."""
-    following = found.following(origin)
+def branches(found: ListComparison) -> list[Branch]:
+    """The branches of the tree below the origin, depth first; smaller subtrees before larger ones."""
+    origin, following = found.origin, found.following
+    if origin is None:
+        return []
     differences = dict(following)
     first = found.differences.index(origin)
     known = {first, *differences}
