@@ -35,7 +35,6 @@ MOST_STEPS = 48
 OWN_SHARE = 0.1
 #: The lowest bins of a tail are dropped up to this share of it, to save bytes.
 _NEGLIGIBLE = 1e-11
-_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _COLUMNS = (
     *("step", "rank", "attempt", "root", "module", "kind", "name", "call", "dtype", "numel"),
     *("nan", "pos_inf", "neg_inf", "zero", "subnormal", "amax", "amin_nonzero", "exp_lo", "exp_hist", "scale"),
@@ -269,14 +268,4 @@ def _tail(dtype: str, histogram: ExponentHistogram, zeros: int, amin: float | No
 def _encoded(histogram: ExponentHistogram) -> tuple[int, str]:
     """``(first bin, counts)``; the counts are in base 36, separated by dots: exact, and half the size of decimals."""
     t = histogram.trimmed()
-    return t.lo, ".".join(map(_base36, t.counts.tolist()))
-
-
-def _base36(count: int) -> str:
-    if count <= 0:
-        return ""
-    out = ""
-    while count:
-        count, digit = divmod(count, 36)
-        out = _DIGITS[digit] + out
-    return out
+    return t.lo, ".".join(np.base_repr(c, 36).lower() if c > 0 else "" for c in t.counts.tolist())
