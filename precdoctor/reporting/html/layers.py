@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 
 from rich.cells import cell_len, set_cell_size
 
@@ -135,9 +136,8 @@ def elided(names: Iterable[str], limit: int) -> dict[str, str]:
 def _common_start(names: Sequence[str]) -> str:
     """The common beginning of all names with several parts; it ends before the first number and the last part."""
     leads = [parts[:-1] for parts in map(_PARTS.findall, names) if len(parts) > 1]
-    shared = [same[0] for same in zip(*leads, strict=False) if len(set(same)) == 1]
-    at = next((n for n, part in enumerate(shared) if _is_number(part)), len(shared))
-    return "".join(shared[:at]) if len(leads) > 1 else ""
+    shared = takewhile(lambda same: len(set(same)) == 1 and not _is_number(same[0]), zip(*leads, strict=False))
+    return "".join(same[0] for same in shared) if len(leads) > 1 else ""
 
 
 def _is_number(part: str) -> bool:
