@@ -42,7 +42,6 @@ def card(view: RunView, finding: Finding) -> dict[str, Any]:
     evidence = finding.evidence
     return {
         "code": clean(finding.code, 40),
-        "name": clean(finding.name, 80),
         "severity": finding.severity.value,
         "title": _sentence(clean(finding.title)),
         "message": clean_block(finding.message),

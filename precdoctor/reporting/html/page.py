@@ -132,12 +132,9 @@ def _context(ours: Subject, other: Subject | None) -> dict[str, Any]:
     views = [view] if other is None else [view, other.view]
     lines = timeline(views, diagnosis.findings)
     return {
-        "name": ours.name,
-        "verdict": diagnosis.verdict,
-        "headline": verdict_line(diagnosis),
+        **_about(ours, "the command"),
         "path": clean(diagnosis.run.get("path", "")),
-        "facts": run_facts(diagnosis.run),
-        "ending": clean(ending(diagnosis.run) or ""),
+        "verdict": diagnosis.verdict,
         "cards": [cards.card(view, f) for f in diagnosis.findings[:FULL_FINDINGS]],
         "more": [clean(f"{f.code} {f.title}", 400) for f in diagnosis.findings[FULL_FINDINGS:]],
         "evaluated": [_outcome(r) for r in diagnosis.rules if r.status is not Status.NOT_APPLICABLE],
@@ -151,7 +148,7 @@ def _context(ours: Subject, other: Subject | None) -> dict[str, Any]:
         "ops": about.ops(view),
         "recording": about.facts(view, survey),
         "gaps": about.not_recorded(view, survey),
-        "other": None if other is None else _other(other),
+        "other": None if other is None else {**_about(other, "its command"), "findings": _titles(other)},
         "versus": None if other is None else versus.side_by_side(survey, other.survey),
         "start": _start(ours),
         "steps": plural(len(ours.view.sampled_steps) or 1, "step"),
@@ -181,16 +178,19 @@ def _outcome(rule: RuleOutcome) -> tuple[str, str, str, str, str]:
     return (clean(rule.code, 20), clean(rule.name, 80), rule.status.value, clean(rule.reason), MARKS[rule.status][0])
 
 
-def _other(other: Subject) -> dict[str, Any]:
-    """The facts and findings of the second run, for the template."""
+def _about(subject: Subject, command: str) -> dict[str, str]:
+    """The facts of a run, for the template; ``command`` is the subject of the sentence on how it ended."""
+    diagnosis = subject.diagnosis
     return {
-        "name": other.name,
-        "path": clean(other.diagnosis.run.get("path", "")),
-        "facts": run_facts(other.diagnosis.run),
-        "ending": clean(ending(other.diagnosis.run, "its command") or ""),
-        "headline": verdict_line(other.diagnosis),
-        "findings": [(f.code, f.severity.value, clean(f.title)) for f in other.diagnosis.findings[:FULL_FINDINGS]],
+        "name": subject.name,
+        "facts": run_facts(diagnosis.run),
+        "ending": clean(ending(diagnosis.run, command) or ""),
+        "headline": verdict_line(diagnosis),
     }
+
+
+def _titles(other: Subject) -> list[tuple[str, str, str]]:
+    return [(f.code, f.severity.value, clean(f.title)) for f in other.diagnosis.findings[:FULL_FINDINGS]]
 
 
 def asset(name: str) -> str:
