@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from precdoctor.comparison.lines import Line
+from precdoctor.comparison.regressions import REGRESSIONS, Regression
 from precdoctor.diagnosis.claims.finding import Finding, Location, Severity
-from precdoctor.diagnosis.registry import find, nearest
+from precdoctor.diagnosis.claims.rule import Rule
+from precdoctor.diagnosis.registry import RULES, find, nearest
 from precdoctor.errors import UsageError
 from precdoctor.runlog.toml import read_toml
 
@@ -42,8 +44,8 @@ class Allowance:
         return f"{self.reason} (until {self.until.isoformat()})"
 
 
-def read_allowances(file: Path, known: Sequence[Any]) -> tuple[Allowance, ...]:
-    """The ``[[allow]]`` tables of a TOML file; ``known`` are the rules and regressions whose codes it may use.
+def read_allowances(file: Path) -> tuple[Allowance, ...]:
+    """The ``[[allow]]`` tables of a TOML file.
 
     Raises:
         UsageError: the file cannot be read, or an entry is invalid; the message names the entry and the key.
@@ -59,10 +61,10 @@ def read_allowances(file: Path, known: Sequence[Any]) -> tuple[Allowance, ...]:
     if unknown is not None or not isinstance(entries, list):
         what = f"there is a key {unknown!r}" if unknown is not None else "allow is no list"
         raise UsageError(f"{file}: an allow-list holds [[allow]] tables only, and {what}")
-    return tuple(_entry(f"{file}: entry {at}", entry, known) for at, entry in enumerate(entries, 1))
+    return tuple(_entry(f"{file}: entry {at}", entry) for at, entry in enumerate(entries, 1))
 
 
-def _entry(where: str, entry: Any, known: Sequence[Any]) -> Allowance:
+def _entry(where: str, entry: Any) -> Allowance:
     if not isinstance(entry, Mapping):
         raise UsageError(f"{where} is no table; write [[allow]] above its keys")
     if (unknown := next((key for key in entry if key not in _KEYS), None)) is not None:
@@ -75,6 +77,7 @@ def _entry(where: str, entry: Any, known: Sequence[Any]) -> Allowance:
         raise UsageError(f"{where}: module is a glob over module names, such as blocks.*, got {module!r}")
     if isinstance(until, dt.datetime) or not isinstance(until, dt.date):
         raise UsageError(f"{where} needs a last day, such as until = 2026-12-31 without quotes, got {until!r}")
+    known: list[Rule | Regression] = [*RULES, *REGRESSIONS]
     return Allowance(find(entry["code"], known).code, module, entry["reason"].strip(), until)
 
 
