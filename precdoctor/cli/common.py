@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TextIO
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from precdoctor.cli.values import OUTPUT_FORMATS, choice, read
 from precdoctor.errors import RunExistsError, UsageError, did_you_mean
@@ -99,25 +99,26 @@ def destination(file: Path | None, *, force: bool) -> Iterator[IO[str]]:
     say(f"Wrote {file}")
 
 
-def write_answer(
-    stream: IO[str],
-    shape: str,
-    document: Callable[[], dict[str, Any]],
-    show: Callable[[Console], None],
-    *,
-    concise: Callable[[Console], None] | None = None,
-    text: Callable[[], str] | None = None,
-) -> None:
-    """Write ``document`` as JSON, ``text`` (as Markdown or TOML), or what ``show`` or ``concise`` prints."""
+class Answer(NamedTuple):
+    """What a command answers: as JSON values, on a console in full or in short, as text (Markdown or TOML)."""
+
+    document: Callable[[], dict[str, Any]]
+    show: Callable[[Console], None]
+    concise: Callable[[Console], None] | None = None
+    text: Callable[[], str] | None = None
+
+
+def write_answer(stream: IO[str], shape: str, answer: Answer) -> None:
+    """Write the answer in the format ``shape``."""
     from precdoctor.reporting.console import make_console
     from precdoctor.reporting.json_report import dumps
 
     if shape == "json":
-        stream.write(dumps(document()))
-    elif shape in ("markdown", "toml") and text is not None:
-        stream.write(text())
+        stream.write(dumps(answer.document()))
+    elif shape in ("markdown", "toml") and answer.text is not None:
+        stream.write(answer.text())
     else:
-        (concise if shape == "concise" and concise is not None else show)(make_console(stream))
+        (answer.concise if shape == "concise" and answer.concise is not None else answer.show)(make_console(stream))
 
 
 def chosen_kinds(given: Iterable[str] | None) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from precdoctor.cli import options
-from precdoctor.cli.common import rule_options, say, say_command, settings_in_force, write_answer
+from precdoctor.cli.common import Answer, rule_options, say, say_command, settings_in_force, write_answer
 from precdoctor.cli.config import Settings
 from precdoctor.cli.values import parse_count, read
 from precdoctor.errors import PrecdoctorError, UsageError
@@ -106,11 +106,10 @@ def _report(run: Run, settings: Settings, shape: str, worst: int) -> None:
     limits = limits_of(resolve_options(rule_options(settings))[RULE.code])
     view = view_of(run)
     comparison, facts = shadowed(view) or shadow_view.NOTHING, describe(view)
-    write_answer(
-        sys.stdout,
-        shape,
+    answer = Answer(
         partial(shadow_view.document, comparison, facts, limits),
         partial(shadow_view.print_full, comparison, facts, limits=limits, worst=worst),
         concise=partial(shadow_view.print_concise, comparison, limits=limits),
         text=partial(shadow_view.markdown, comparison, facts, limits, worst=worst),
     )
+    write_answer(sys.stdout, shape, answer)

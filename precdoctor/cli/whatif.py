@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from precdoctor.cli import options
-from precdoctor.cli.common import chosen_kinds, destination, opened, write_answer
+from precdoctor.cli.common import Answer, chosen_kinds, destination, opened, write_answer
 from precdoctor.cli.values import choice, parse_count, parse_decibels, parse_scale, parse_share, parse_steps, read
-from precdoctor.cli.whatif_replay import ReplayQuestion, write_replay
+from precdoctor.cli.whatif_replay import ReplayQuestion, Span, replay
 from precdoctor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -120,10 +120,14 @@ def whatif(
     rule = read(choice("floor", "up", "amax"), scale_rule, "--scale-rule")
     kinds = chosen_kinds(kind) or None
     replayed = ReplayQuestion(loss_scaler, fp8_recipe, accumulator, number_format, kinds, module, span)
+    answer = partial(_answer, run, output, shape, force=force)
+    mode = replayed.mode or (None if state is None else "--state")
+    if mode is not None and shape not in ("full", "json"):
+        raise UsageError(f"--output-format {shape} does not go with {mode}; take full or json")
     if replayed.mode is not None:
         given = {"--scaling": scaling, "--scale": scale, "--scale-rule": scale_rule, "--loss-scale": loss_scale}
         _refuse({**given, "--plan": plan, "--horizon": horizon}, f"{replayed.mode} is a question of its own")
-        return _answer(run, output, partial(write_replay, asked=replayed, shape=shape, worst=count), force=force)
+        return answer(partial(replay, asked=replayed, worst=count))
     from precdoctor.diagnosis.offline.whatif.forecast import Question
     from precdoctor.diagnosis.offline.whatif.recipe import SCALINGS, ask
     from precdoctor.diagnosis.offline.whatif.target import Target
@@ -134,37 +138,35 @@ def whatif(
         given = {"--format": number_format, "--loss-scale": loss_scale, "--horizon": horizon}
         _refuse({"--kind": kind, "--plan": plan, **given}, "--state NAME asks about the states of the optimizer alone")
         recipe = ask(state, scaling=scaling, scale=scales[0], rule=rule)
-        states = partial(_write_states, recipe=recipe, asked=(module, span), shape=shape, worst=count)
-        return _answer(run, output, states, force=force)
+        return answer(partial(_states, recipe=recipe, module=module, steps=span, worst=count))
     if plan:
         given = {"--format": number_format, "--scaling": scaling, "--scale": scale, "--scale-rule": scale_rule}
         _refuse({**given, "--loss-scale": loss_scale, "--kind": kind}, "a plan chooses formats and scalings itself")
-        planned = partial(_write_plan, target=target, asked=(module, span, goal), shape=shape)
-        return _answer(run, output, planned, force=force)
+        return answer(partial(_plan, target=target, module=module, steps=span, horizon=goal))
     _refuse({"--horizon": horizon}, "only a plan extrapolates; add --plan")
     recipe = ask(number_format or "e4m3", scaling=scaling, scale=scales[0], loss_scale=scales[1], rule=rule)
     asked = Question(recipe, target, kinds, module, span)
-    return _answer(run, output, partial(_write, asked=asked, shape=shape, worst=count), force=force)
+    return answer(partial(_forecast, asked=asked, worst=count))
 
 
-def _answer(run: Path | None, output: Path | None, write: Callable[..., None], *, force: bool) -> int:
-    """Open the run, then the output, and call ``write`` with both; return 0."""
+def _answer(
+    run: Path | None, output: Path | None, shape: str, answer_of: Callable[[Run], Answer], *, force: bool
+) -> int:
+    """Open the run, then the output, and write what ``answer_of`` returns of the run; return 0."""
     recorded = opened(run)
     with destination(output, force=force) as stream:
-        write(recorded, stream=stream)
+        write_answer(stream, shape, answer_of(recorded))
     return 0
 
 
-def _write(run: Run, asked: Question, shape: str, worst: int, stream: IO[str]) -> None:
+def _forecast(run: Run, asked: Question, worst: int) -> Answer:
     from precdoctor.diagnosis.engine import describe, view_of
     from precdoctor.diagnosis.offline.whatif.forecast import forecast
     from precdoctor.reporting import whatif_report, whatif_view
 
     answer = forecast(run, asked)
     facts = describe(view_of(run))
-    write_answer(
-        stream,
-        shape,
+    return Answer(
         partial(whatif_report.document, answer, facts),
         partial(whatif_view.print_full, answer, facts, worst=worst),
         concise=partial(whatif_view.print_concise, answer),
@@ -172,38 +174,22 @@ def _write(run: Run, asked: Question, shape: str, worst: int, stream: IO[str]) -
     )
 
 
-def _write_states(
-    run: Run,
-    recipe: Recipe,
-    asked: tuple[str | None, tuple[int | None, int | None]],
-    shape: str,
-    worst: int,
-    stream: IO[str],
-) -> None:
+def _states(run: Run, recipe: Recipe, module: str | None, steps: Span, worst: int) -> Answer:
     from precdoctor.diagnosis.engine import describe, view_of
     from precdoctor.diagnosis.offline.whatif.states import forecast_states
     from precdoctor.reporting import states_view
 
-    if shape not in ("full", "json"):
-        raise UsageError(f"--state has no {shape} output; choose full or json")
-    answer = forecast_states(run, recipe, module=asked[0], steps=asked[1])
+    answer = forecast_states(run, recipe, module=module, steps=steps)
     facts = describe(view_of(run))
     show = partial(states_view.print_states, answer, facts, worst=worst)
-    write_answer(stream, shape, partial(states_view.document, answer, facts), show)
+    return Answer(partial(states_view.document, answer, facts), show)
 
 
-def _write_plan(
-    run: Run,
-    target: Target,
-    asked: tuple[str | None, tuple[int | None, int | None], int | None],
-    shape: str,
-    stream: IO[str],
-) -> None:
+def _plan(run: Run, target: Target, module: str | None, steps: Span, horizon: int | None) -> Answer:
     from precdoctor.diagnosis.engine import describe, view_of
     from precdoctor.diagnosis.offline.whatif.plan import finite_steps
     from precdoctor.reporting import plan_view
 
-    module, steps, horizon = asked
     view = view_of(run)
     steps, remark = finite_steps(view, steps)
     facts = describe(view)
@@ -220,7 +206,7 @@ def _write_plan(
         inference_plan = make_inference_plan(run, target, module=module, steps=steps)
         document = plan_view.inference_document(inference_plan, facts, remark)
         show = partial(plan_view.print_inference_plan, inference_plan, facts, remark=remark)
-    write_answer(stream, shape, lambda: document, show, text=partial(plan_view.toml, document))
+    return Answer(lambda: document, show, text=partial(plan_view.toml, document))
 
 
 def _shape(asked: str | None, output: Path | None, *, plan: bool) -> str:
