@@ -181,16 +181,19 @@ def print_scans(scans: Sequence[Scan], console: Console) -> None:
     console.print(Padding(shown, (0, 0, 0, 2)))
 
 
-def dtypes_words(row: Pattern) -> str:
-    """Dtypes of inputs and outputs: ``float32 to bfloat16``; one name if they are equal."""
+def pattern_cells(row: Pattern) -> tuple[str, ...]:
+    """``(op, phase, dtypes, calls, elements, amax, modules)``; dtypes as ``float32 to bfloat16``, or once if equal."""
     inputs, outputs = row.inputs or "-", row.outputs or "-"
-    return inputs if inputs == outputs else f"{inputs} to {outputs}"
-
-
-def modules_words(row: Pattern) -> str:
-    """The first ``_MODULES`` modules, and the number of others."""
     more = len(row.modules) - _MODULES
-    return ", ".join(row.modules[:_MODULES]) + (f" and {more} more" if more > 0 else "")
+    return (
+        clean(row.op),
+        clean(row.phase),
+        clean(inputs if inputs == outputs else f"{inputs} to {outputs}"),
+        number(row.calls),
+        number(row.elements),
+        number(row.amax),
+        clean(", ".join(row.modules[:_MODULES]) + (f" and {more} more" if more > 0 else "")),
+    )
 
 
 def print_dtypes(entries: Sequence[OpDtypes], console: Console) -> None:
@@ -208,13 +211,6 @@ def print_dtypes(entries: Sequence[OpDtypes], console: Console) -> None:
         *right("calls", "amax"),
         *folded("modules", min_width=14),
     )
-    for row in patterns(entries):
-        shown.add_row(
-            clean(row.op),
-            clean(row.phase),
-            clean(dtypes_words(row)),
-            number(row.calls),
-            number(row.amax),
-            clean(modules_words(row)),
-        )
+    for op, phase, dtypes, calls, _, amax, modules in map(pattern_cells, patterns(entries)):
+        shown.add_row(op, phase, dtypes, calls, amax, modules)
     console.print(Padding(shown, (0, 0, 0, 2)))

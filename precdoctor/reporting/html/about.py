@@ -1,18 +1,16 @@
-"""The last sections of the report: recorded dtypes, ops, facts and cost of the recording, and what is not recorded."""
+"""The last sections of the report: recorded dtypes, facts and cost of the recording, and what is not recorded."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from precdoctor.diagnosis.analyses.op_dtypes import op_dtypes, patterns
 from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.engine import describe_recorder
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.reporting.html import svg
 from precdoctor.reporting.html.layers import KIND_RANK, KIND_TITLES, kind_title
 from precdoctor.reporting.html.survey import Survey
-from precdoctor.reporting.show_view import dtypes_words, modules_words
 from precdoctor.reporting.text import clean, lost_rows, not_neutral, number
 from precdoctor.runlog.layout import bytes_in
 
@@ -36,22 +34,6 @@ def coverage(survey: Survey) -> list[dict[str, Any]]:
         shares = {"share": percent(share), "bar": svg.bar(share, "sharebar")}
         out.append({"kind": kind_title(kind), "dtype": clean(dtype, 40), **counts, **shares})
     return out
-
-
-def ops(view: RunView) -> list[tuple[str, ...]]:
-    """``(op, phase, dtypes, calls, elements, amax, modules)`` of the ops in deep scans."""
-    return [
-        (
-            clean(row.op, 60),
-            clean(row.phase, 20),
-            clean(dtypes_words(row), 80),
-            number(row.calls),
-            number(row.elements),
-            number(row.amax),
-            clean(modules_words(row), 200),
-        )
-        for row in patterns(op_dtypes(view))
-    ]
 
 
 def facts(view: RunView, survey: Survey) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 import precdoctor
+from precdoctor.diagnosis.analyses.op_dtypes import op_dtypes, patterns
 from precdoctor.diagnosis.claims.finding import Diagnosis, RuleOutcome, Status
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.engine import RuleOptions, diagnose_view, resolve_options, view_of
@@ -27,6 +28,7 @@ from precdoctor.reporting.html import about, cards, heatmap, rangemap, trends, v
 from precdoctor.reporting.html.survey import Survey
 from precdoctor.reporting.html.timeline import timeline
 from precdoctor.reporting.run_head import run_facts, run_name
+from precdoctor.reporting.show_view import pattern_cells
 from precdoctor.reporting.terminal import MARKS, verdict_line
 from precdoctor.reporting.text import clean, number
 from precdoctor.runlog.reader import Run
@@ -145,7 +147,7 @@ def _context(ours: Subject, other: Subject | None) -> dict[str, Any]:
         "updates": trends.updates(view, survey),
         "forecasts": trends.forecasts(view, survey),
         "coverage": about.coverage(survey),
-        "ops": about.ops(view),
+        "ops": list(map(pattern_cells, patterns(op_dtypes(view)))),
         "recording": about.facts(view, survey),
         "gaps": about.not_recorded(view, survey),
         "other": None if other is None else {**_about(other, "its command"), "findings": _titles(other)},
