@@ -14,7 +14,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
-from precdoctor.comparison.leading import DIFFERENCES, INDICATORS
+from precdoctor.comparison.compare import FIRST_DIFFERENCE
+from precdoctor.comparison.leading import INDICATORS
 from precdoctor.comparison.regressions import REGRESSIONS
 from precdoctor.diagnosis import diagnose
 from precdoctor.diagnosis.claims.finding import Diagnosis
@@ -147,7 +148,7 @@ def rule_pages() -> dict[str, str]:
         "",
         "| code | name | severity | finds |",
         "|---|---|---|---|",
-        *(f"| {d.code} | {d.name} | {d.severity.value} | {d.doc} |" for d in DIFFERENCES),
+        *(f"| {d.code} | {d.name} | {d.severity.value} | {d.doc} |" for d in [FIRST_DIFFERENCE]),
         "",
         "`precdoctor record --reference RUN` holds a running training against a healthy one:",
         "",

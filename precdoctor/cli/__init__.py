@@ -122,7 +122,7 @@ def _flags(command: Any) -> list[str]:
 
 
 def _say(message: object, status: int) -> int:
-    from precdoctor.reporting.text import clean
+    from precdoctor.cli.common import say
 
-    print(f"precdoctor: {clean(message)}", file=sys.stderr)  # noqa: T201 - the one place for errors
+    say(f"precdoctor: {message}")
     return status

@@ -7,9 +7,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TextIO
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from precdoctor.cli.values import OUTPUT_FORMATS
+from precdoctor.cli.values import OUTPUT_FORMATS, choice, read
 from precdoctor.errors import RunExistsError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -99,17 +99,33 @@ def destination(file: Path | None, *, force: bool) -> Iterator[IO[str]]:
     say(f"Wrote {file}")
 
 
-def write_answer(
-    stream: IO[str], shape: str, document: Callable[[], dict[str, Any]], show: Callable[[Console], None]
-) -> None:
-    """Write ``document`` if ``shape`` is ``json``, else what ``show`` prints."""
+class Answer(NamedTuple):
+    """What a command answers: as JSON values, on a console in full or in short, as text (Markdown or TOML)."""
+
+    document: Callable[[], dict[str, Any]]
+    show: Callable[[Console], None]
+    concise: Callable[[Console], None] | None = None
+    text: Callable[[], str] | None = None
+
+
+def write_answer(stream: IO[str], shape: str, answer: Answer) -> None:
+    """Write the answer in the format ``shape``."""
     from precdoctor.reporting.console import make_console
     from precdoctor.reporting.json_report import dumps
 
     if shape == "json":
-        stream.write(dumps(document()))
+        stream.write(dumps(answer.document()))
+    elif shape in ("markdown", "toml") and answer.text is not None:
+        stream.write(answer.text())
     else:
-        show(make_console(stream))
+        (answer.concise if shape == "concise" and answer.concise is not None else answer.show)(make_console(stream))
+
+
+def chosen_kinds(given: Iterable[str] | None) -> tuple[str, ...]:
+    """The kinds of tensors named with ``--kind``, each once; UsageError for an unknown one."""
+    from precdoctor.runlog.schema import KINDS
+
+    return tuple(dict.fromkeys(read(choice(*KINDS), kind, "--kind") for kind in given or ()))
 
 
 def is_stream(file: Path) -> bool:
@@ -117,12 +133,15 @@ def is_stream(file: Path) -> bool:
     return file.exists() and not (file.is_file() or file.is_dir())
 
 
-def rule_options(settings: Settings) -> dict[str, dict[str, Any]]:
-    """The rule options of the settings file, without those of regressions, which a diagnosis would refuse."""
+def rule_options(settings: Settings, *, of_regressions: bool = False) -> dict[str, dict[str, Any]]:
+    """The options of rules in the settings file, or those of regressions: a diagnosis would refuse the others, and so
+    would a comparison.
+    """
     from precdoctor.comparison.regressions import REGRESSIONS
 
-    regressions = {name for r in REGRESSIONS for name in (r.code, r.name)}
-    return {code: options for code, options in settings.rules.items() if code not in regressions}
+    names = {r.name for r in REGRESSIONS}
+    whose = {name: name.lower().startswith("pd8") or name.lower() in names for name in settings.rules}
+    return {name: options for name, options in settings.rules.items() if whose[name] is of_regressions}
 
 
 #: Seconds before the first progress line, and between updates.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from precdoctor.cli import options
-from precdoctor.cli.common import deliver, opened, settings_in_force
+from precdoctor.cli.common import deliver, opened, rule_options, settings_in_force
 from precdoctor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def compare(
             _write_page(by_op, html, force=force)
         report = Report(by_op.diagnosis, exit_code(by_op.diagnosis, level), level, ops=by_op)
     else:
-        regressions = {code: changes for code, changes in settings.rules.items() if code.upper().startswith("PD8")}
+        regressions = rule_options(settings, of_regressions=True)
         comparison = judge(*runs, renames=[_renaming(text) for text in rename or ()], options=regressions)
         report = Report(comparison.diagnosis, exit_code(comparison.diagnosis, level), level, comparison=comparison)
     deliver(report, shape, output, settings.get("compare", "also", also) or (), force=force)

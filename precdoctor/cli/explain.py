@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from precdoctor.comparison.regressions import Regression
     from precdoctor.diagnosis.claims.rule import Rule
 
 EXAMPLES = """\b
@@ -25,22 +26,17 @@ def explain(
 
     What it finds, why it matters, what to do, its options. Without a code, list all rules.
     """
-    from precdoctor.comparison.leading import DIFFERENCES, INDICATORS, Indicator
-    from precdoctor.comparison.regressions import REGRESSIONS, Regression
+    from precdoctor.comparison.compare import FIRST_DIFFERENCE
+    from precdoctor.comparison.leading import INDICATORS
+    from precdoctor.comparison.regressions import REGRESSIONS
     from precdoctor.diagnosis import registry
     from precdoctor.reporting.console import make_console
-    from precdoctor.reporting.rule_view import print_indicator, print_page, print_regression, print_rules
+    from precdoctor.reporting.rule_view import print_page, print_rules
 
     console = make_console()
     if code is None:
         print_rules(registry.FAMILIES, console)
         return 0
-    entries: list[Rule | Regression | Indicator] = [*registry.RULES, *REGRESSIONS, *DIFFERENCES, *INDICATORS]
-    entry = registry.find(code, entries)
-    if isinstance(entry, Regression):
-        print_regression(entry, console)
-    elif isinstance(entry, Indicator):
-        print_indicator(entry, console)
-    else:
-        print_page(entry, console)
+    entries: list[Rule | Regression] = [*registry.RULES, *REGRESSIONS, FIRST_DIFFERENCE, *INDICATORS]
+    print_page(registry.find(code, entries), console)
     return 0

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from precdoctor.cli import options
-from precdoctor.cli.common import opened, say
+from precdoctor.cli.common import chosen_kinds, opened, say
 from precdoctor.cli.values import choice, read
-from precdoctor.errors import RunExistsError, UsageError, did_you_mean
+from precdoctor.errors import RunExistsError, UsageError
 
 _TARGETS = ("tensorboard", "wandb", "csv", "parquet")
 
@@ -46,16 +46,13 @@ def export(
         raise UsageError(f"name the tool with --to: {', '.join(_TARGETS)}")
     target = read(choice(*_TARGETS), to, "--to")
     from precdoctor.integrations.export.points import Choice
-    from precdoctor.runlog.schema import KINDS
 
-    for each in kind or ():
-        if each not in KINDS:
-            raise UsageError(f"--kind: there are no {each!r} tensors{did_you_mean(each, KINDS)}")
+    kinds = chosen_kinds(kind)
     recorded = opened(run)
     folder = Path(f"{recorded.path.resolve().name}-{target}") if output is None else output
     _make_folder(folder, force=force)
     try:
-        files = _exporter(target)(recorded, folder, Choice(tuple(kind or ()), tuple(module or ())))
+        files = _exporter(target)(recorded, folder, Choice(kinds, tuple(module or ())))
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror or error}; name another with -o DIR") from None
     finally:

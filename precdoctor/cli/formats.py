@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from precdoctor.cli import options
-from precdoctor.cli.common import write_answer
+from precdoctor.cli.common import Answer, write_answer
 from precdoctor.cli.values import choice, read
 from precdoctor.errors import UsageError
 
@@ -66,7 +66,7 @@ def formats(
             show = partial(formats_view.print_block_format, fmt)
         else:
             show = partial(formats_view.print_format, fmt)
-    write_answer(sys.stdout, shape, lambda: {"schema_version": 1, **jsonable(document)}, show)
+    write_answer(sys.stdout, shape, Answer(lambda: {"schema_version": 1, **jsonable(document)}, show))
     return 0
 
 

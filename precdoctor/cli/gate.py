@@ -103,8 +103,6 @@ def _gate_report(
     from precdoctor.comparison.allowances import read_allowances
     from precdoctor.comparison.fail_if import parse_limit
     from precdoctor.comparison.gate import gate as judge
-    from precdoctor.comparison.regressions import REGRESSIONS
-    from precdoctor.diagnosis.registry import RULES
 
     allowed = settings.get("gate", "allow", allow)
     return judge(
@@ -112,7 +110,7 @@ def _gate_report(
         baseline=_baseline(bases, runs[0].engine),
         options=settings.rules,
         limits=[parse_limit(text) for text in limits],
-        allowances=read_allowances(allowed, (*RULES, *REGRESSIONS)) if allowed is not None else (),
+        allowances=read_allowances(allowed) if allowed is not None else (),
         **{"fail_on": "error", **settings.chosen("gate", flags)},
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ from typer.core import TyperCommand
 
 from precdoctor.cli import options
 from precdoctor.cli.common import rule_options, settings_in_force
-from precdoctor.cli.config import Settings
+from precdoctor.cli.config import SETTINGS, Settings
 from precdoctor.cli.values import parse_list
 from precdoctor.errors import UsageError
 
@@ -169,29 +170,13 @@ def record(
     Your script is not modified, and training stays bitwise identical unless you pass --apply, --compiled instrument or
     --on-nonfinite skip. The exit status is the command's own.
     """
+    given = locals()
     from precdoctor.recording.options import RecordOptions
     from precdoctor.recording.process.launch import command_line, launch
 
     settings = settings_in_force()
-    flags = {
-        "every": every,
-        "budget": budget,
-        "ranks": ranks,
-        "steps": steps,
-        "include": include,
-        "exclude": exclude,
-        "first-step": first_step,
-        "on-nonfinite": on_nonfinite,
-        "arm-next": arm_next,
-        "deep-scan": deep_scan,
-        "ops": ops,
-        "compiled": compiled,
-        "scene-memory": scene_memory,
-        "max-disk": max_disk,
-        "inference": inference,
-        "redact-names": redact_names,
-        "strict": strict,
-    }
+    taken = {field.name.replace("_", "-") for field in dataclasses.fields(RecordOptions)} - {"apply"}
+    flags = {key: given[key.replace("-", "_")] for key in SETTINGS["record"] if key in taken}
     redact = bool(settings.get("record", "redact-names", redact_names))
     changes, applied = _changes(settings.get("record", "apply", apply), redact=redact)
     # both ``--halt-on PD2,PD301`` and a repeated flag

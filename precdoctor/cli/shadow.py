@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from precdoctor.cli import options
-from precdoctor.cli.common import rule_options, say, say_command, settings_in_force
+from precdoctor.cli.common import Answer, rule_options, say, say_command, settings_in_force, write_answer
 from precdoctor.cli.config import Settings
 from precdoctor.cli.values import parse_count, read
 from precdoctor.errors import PrecdoctorError, UsageError
@@ -96,23 +96,20 @@ def _print_report(place: Path, settings: Settings, shape: str, worst: int) -> No
 
 def _report(run: Run, settings: Settings, shape: str, worst: int) -> None:
     import sys
+    from functools import partial
 
     from precdoctor.diagnosis.analyses.shadow_errors import shadowed
     from precdoctor.diagnosis.engine import describe, resolve_options, view_of
     from precdoctor.diagnosis.families.configuration.precision_error_above_expectation import RULE, limits_of
     from precdoctor.reporting import shadow_view
-    from precdoctor.reporting.console import make_console
 
     limits = limits_of(resolve_options(rule_options(settings))[RULE.code])
     view = view_of(run)
-    comparison, facts = shadowed(view), describe(view)
-    if shape == "json":
-        from precdoctor.reporting.json_report import dumps
-
-        sys.stdout.write(dumps(shadow_view.document(comparison, facts, limits)))
-    elif shape == "markdown":
-        sys.stdout.write(shadow_view.markdown(comparison, facts, limits, worst=worst))
-    elif shape == "concise":
-        shadow_view.print_concise(comparison, make_console(), limits)
-    else:
-        shadow_view.print_full(comparison, facts, make_console(), limits, worst=worst)
+    comparison, facts = shadowed(view) or shadow_view.NOTHING, describe(view)
+    answer = Answer(
+        partial(shadow_view.document, comparison, facts, limits),
+        partial(shadow_view.print_full, comparison, facts, limits=limits, worst=worst),
+        concise=partial(shadow_view.print_concise, comparison, limits=limits),
+        text=partial(shadow_view.markdown, comparison, facts, limits, worst=worst),
+    )
+    write_answer(sys.stdout, shape, answer)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from precdoctor.cli import options
-from precdoctor.cli.common import opened, write_answer
+from precdoctor.cli.common import Answer, opened, write_answer
 from precdoctor.cli.values import choice, parse_count, read
 from precdoctor.errors import UsageError
 
@@ -60,5 +60,5 @@ def show(
         content, print_content = summarise(recorded, top=count), print_summary
         document = content
     show_content = partial(print_content, content)
-    write_answer(sys.stdout, shape, lambda: {"schema_version": 1, **jsonable(document)}, show_content)
+    write_answer(sys.stdout, shape, Answer(lambda: {"schema_version": 1, **jsonable(document)}, show_content))
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -23,13 +24,13 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
 def read(parser: Parser, raw: Any, origin: str) -> Any:
-    """Parse ``raw``, the value of the setting or flag ``origin``.
+    """Parse ``raw``, the value of the setting or flag ``origin``; None stays None.
 
     Raises:
         UsageError: the value is invalid; the message begins with ``origin``.
     """
     try:
-        return parser(raw)
+        return None if raw is None else parser(raw)
     except ValueError as error:
         raise UsageError(f"{origin}: {error}") from None
 
@@ -115,6 +116,37 @@ def parse_percentage(raw: Any) -> float:
     if not 0 < fraction <= 1:
         raise ValueError(f"{raw!r} is not a percentage above 0; write one such as 1% or 0.5%")
     return fraction
+
+
+def parse_share(raw: str) -> float:
+    """A share between 0 and 1: ``0.5%`` or ``0.005``."""
+    try:
+        share = float(raw.removesuffix("%")) / (100.0 if raw.endswith("%") else 1.0)
+    except ValueError:
+        share = -1.0
+    if not 0.0 <= share <= 1.0:
+        raise ValueError(f"{raw!r} is not a share between 0 and 1, such as 0.005 or 0.5%")
+    return share
+
+
+def parse_scale(raw: str) -> float:
+    """A scale: ``64``, ``0.5``, ``2^13``, ``2**13``. Who uses it refuses values that are not finite and positive."""
+    power = re.fullmatch(r"\s*2(?:\^|\*\*)\s*([+-]?\d+)\s*", raw)
+    try:
+        return 2.0 ** int(power[1]) if power else float(raw)
+    except (ValueError, OverflowError):
+        raise ValueError(f"{raw!r} is not a number in float64's range, such as 1024 or 2^10") from None
+
+
+def parse_decibels(raw: str) -> float:
+    """A number of decibels, above -1000 and below 1000."""
+    try:
+        value = float(raw)
+    except ValueError:
+        value = math.nan
+    if not -1000.0 < value < 1000.0:
+        raise ValueError(f"{raw!r} is not a number of decibels, such as 20")
+    return value
 
 
 def parse_ranks(raw: Any) -> tuple[int, ...] | None:

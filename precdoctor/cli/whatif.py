@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from precdoctor.cli import options
-from precdoctor.cli.common import destination, opened, write_answer
-from precdoctor.cli.values import choice, parse_count, parse_steps
-from precdoctor.cli.whatif_replay import ReplayQuestion, write_replay
-from precdoctor.errors import UsageError, did_you_mean
+from precdoctor.cli.common import Answer, chosen_kinds, destination, opened, write_answer
+from precdoctor.cli.values import choice, parse_count, parse_decibels, parse_scale, parse_share, parse_steps, read
+from precdoctor.cli.whatif_replay import ReplayQuestion, Span, replay
+from precdoctor.errors import UsageError
 
 if TYPE_CHECKING:
     from precdoctor.diagnosis.offline.whatif.forecast import Question
-    from precdoctor.diagnosis.offline.whatif.inference_plan import InferencePlan
-    from precdoctor.diagnosis.offline.whatif.plan import Plan
     from precdoctor.diagnosis.offline.whatif.recipe import Recipe
     from precdoctor.diagnosis.offline.whatif.target import Target
     from precdoctor.runlog import Run
-
-PlanT = TypeVar("PlanT", "Plan", "InferencePlan")
 
 EXAMPLES = """\b
 Examples:
@@ -114,105 +108,88 @@ def whatif(
     Underflow, saturation and error per tensor at its worst recorded step, from the log alone; the tensors that miss
     the target, and the cheapest format and scaling that would hold for them.
     """
-    try:
-        shape = _shape(output_format, output, plan=plan)
-        goal = None if horizon is None else parse_count(horizon)
-        count = parse_count(worst)
-        span = (None, None) if steps is None else parse_steps(steps)
-        limits = _share("--max-flushed", max_flushed), _share("--max-saturated", max_saturated), _decibels(min_sqnr)
-        scales = _multiplier("--scale", scale), _multiplier("--loss-scale", loss_scale)
-        rule = None if scale_rule is None else choice("floor", "up", "amax")(scale_rule)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    replayed = ReplayQuestion(loss_scaler, fp8_recipe, accumulator, number_format, _kinds(kind), module, span)
+    shape = _shape(output_format, output, plan=plan)
+    goal, count = read(parse_count, horizon, "--horizon"), read(parse_count, worst, "--worst")
+    span = read(parse_steps, steps, "--steps") or (None, None)
+    limits = (
+        read(parse_share, max_flushed, "--max-flushed"),
+        read(parse_share, max_saturated, "--max-saturated"),
+        read(parse_decibels, min_sqnr, "--min-sqnr"),
+    )
+    scales = read(parse_scale, scale, "--scale"), read(parse_scale, loss_scale, "--loss-scale")
+    rule = read(choice("floor", "up", "amax"), scale_rule, "--scale-rule")
+    kinds = chosen_kinds(kind) or None
+    replayed = ReplayQuestion(loss_scaler, fp8_recipe, accumulator, number_format, kinds, module, span)
+    answer = partial(_answer, run, output, shape, force=force)
+    mode = replayed.mode or (None if state is None else "--state")
+    if mode is not None and shape not in ("full", "json"):
+        raise UsageError(f"--output-format {shape} does not go with {mode}; take full or json")
     if replayed.mode is not None:
         given = {"--scaling": scaling, "--scale": scale, "--scale-rule": scale_rule, "--loss-scale": loss_scale}
         _refuse({**given, "--plan": plan, "--horizon": horizon}, f"{replayed.mode} is a question of its own")
-        return _answer(run, output, partial(write_replay, asked=replayed, shape=shape, worst=count), force=force)
+        return answer(partial(replay, asked=replayed, worst=count))
     from precdoctor.diagnosis.offline.whatif.forecast import Question
     from precdoctor.diagnosis.offline.whatif.recipe import SCALINGS, ask
     from precdoctor.diagnosis.offline.whatif.target import Target
 
-    if scaling is not None and scaling not in SCALINGS:
-        raise UsageError(f"--scaling {scaling!r} is not one of {', '.join(SCALINGS)}{did_you_mean(scaling, SCALINGS)}")
+    scaling = read(choice(*SCALINGS), scaling, "--scaling")
     target = Target(*limits)
     if state is not None:
         given = {"--format": number_format, "--loss-scale": loss_scale, "--horizon": horizon}
         _refuse({"--kind": kind, "--plan": plan, **given}, "--state NAME asks about the states of the optimizer alone")
         recipe = ask(state, scaling=scaling, scale=scales[0], rule=rule)
-        states = partial(_write_states, recipe=recipe, asked=(module, span), shape=shape, worst=count)
-        return _answer(run, output, states, force=force)
+        return answer(partial(_states, recipe=recipe, module=module, steps=span, worst=count))
     if plan:
         given = {"--format": number_format, "--scaling": scaling, "--scale": scale, "--scale-rule": scale_rule}
         _refuse({**given, "--loss-scale": loss_scale, "--kind": kind}, "a plan chooses formats and scalings itself")
-        planned = partial(_write_plan, target=target, asked=(module, span, goal), shape=shape)
-        return _answer(run, output, planned, force=force)
+        return answer(partial(_plan, target=target, module=module, steps=span, horizon=goal))
     _refuse({"--horizon": horizon}, "only a plan extrapolates; add --plan")
     recipe = ask(number_format or "e4m3", scaling=scaling, scale=scales[0], loss_scale=scales[1], rule=rule)
-    asked = Question(recipe, target, _kinds(kind), module, span)
-    return _answer(run, output, partial(_write, asked=asked, shape=shape, worst=count), force=force)
+    asked = Question(recipe, target, kinds, module, span)
+    return answer(partial(_forecast, asked=asked, worst=count))
 
 
-def _answer(run: Path | None, output: Path | None, write: Callable[..., None], *, force: bool) -> int:
-    """Open the run, then the output, and call ``write`` with both; return 0."""
+def _answer(
+    run: Path | None, output: Path | None, shape: str, answer_of: Callable[[Run], Answer], *, force: bool
+) -> int:
+    """Open the run, then the output, and write what ``answer_of`` returns of the run; return 0."""
     recorded = opened(run)
     with destination(output, force=force) as stream:
-        write(recorded, stream=stream)
+        write_answer(stream, shape, answer_of(recorded))
     return 0
 
 
-def _write(run: Run, asked: Question, shape: str, worst: int, stream: IO[str]) -> None:
+def _forecast(run: Run, asked: Question, worst: int) -> Answer:
     from precdoctor.diagnosis.engine import describe, view_of
     from precdoctor.diagnosis.offline.whatif.forecast import forecast
     from precdoctor.reporting import whatif_report, whatif_view
-    from precdoctor.reporting.console import make_console
 
     answer = forecast(run, asked)
     facts = describe(view_of(run))
-    if shape == "json":
-        from precdoctor.reporting.json_report import dumps
-
-        stream.write(dumps(whatif_report.document(answer, facts)))
-    elif shape == "markdown":
-        stream.write(whatif_view.markdown(answer, facts, worst=worst))
-    elif shape == "concise":
-        whatif_view.print_concise(answer, make_console(stream))
-    else:
-        whatif_view.print_full(answer, facts, make_console(stream), worst=worst)
+    return Answer(
+        partial(whatif_report.document, answer, facts),
+        partial(whatif_view.print_full, answer, facts, worst=worst),
+        concise=partial(whatif_view.print_concise, answer),
+        text=partial(whatif_view.markdown, answer, facts, worst=worst),
+    )
 
 
-def _write_states(
-    run: Run,
-    recipe: Recipe,
-    asked: tuple[str | None, tuple[int | None, int | None]],
-    shape: str,
-    worst: int,
-    stream: IO[str],
-) -> None:
+def _states(run: Run, recipe: Recipe, module: str | None, steps: Span, worst: int) -> Answer:
     from precdoctor.diagnosis.engine import describe, view_of
     from precdoctor.diagnosis.offline.whatif.states import forecast_states
     from precdoctor.reporting import states_view
 
-    if shape not in ("full", "json"):
-        raise UsageError(f"--state has no {shape} output; choose full or json")
-    answer = forecast_states(run, recipe, module=asked[0], steps=asked[1])
+    answer = forecast_states(run, recipe, module=module, steps=steps)
     facts = describe(view_of(run))
     show = partial(states_view.print_states, answer, facts, worst=worst)
-    write_answer(stream, shape, partial(states_view.document, answer, facts), show)
+    return Answer(partial(states_view.document, answer, facts), show)
 
 
-def _write_plan(
-    run: Run,
-    target: Target,
-    asked: tuple[str | None, tuple[int | None, int | None], int | None],
-    shape: str,
-    stream: IO[str],
-) -> None:
+def _plan(run: Run, target: Target, module: str | None, steps: Span, horizon: int | None) -> Answer:
     from precdoctor.diagnosis.engine import describe, view_of
     from precdoctor.diagnosis.offline.whatif.plan import finite_steps
     from precdoctor.reporting import plan_view
 
-    module, steps, horizon = asked
     view = view_of(run)
     steps, remark = finite_steps(view, steps)
     facts = describe(view)
@@ -220,33 +197,22 @@ def _write_plan(
         from precdoctor.diagnosis.offline.whatif.plan import make_plan
 
         plan = make_plan(run, target, module=module, steps=steps, horizon=horizon)
-        document = plan_view.document(_with(plan, remark), facts)
+        document = plan_view.document(plan, facts, remark)
         show = partial(plan_view.print_plan, plan, facts, remark=remark)
     else:
         from precdoctor.diagnosis.offline.whatif.inference_plan import make_inference_plan
 
         _refuse({"--horizon": horizon is not None}, "nothing trains in this run, so no amax has a trend")
         inference_plan = make_inference_plan(run, target, module=module, steps=steps)
-        document = plan_view.inference_document(_with(inference_plan, remark), facts)
+        document = plan_view.inference_document(inference_plan, facts, remark)
         show = partial(plan_view.print_inference_plan, inference_plan, facts, remark=remark)
-    if shape == "toml":
-        stream.write(plan_view.toml(document))
-    else:
-        write_answer(stream, shape, lambda: document, show)
-
-
-def _with(plan: PlanT, remark: str | None) -> PlanT:
-    return replace(plan, warnings=(remark, *plan.warnings)) if remark is not None else plan
+    return Answer(lambda: document, show, text=partial(plan_view.toml, document))
 
 
 def _shape(asked: str | None, output: Path | None, *, plan: bool) -> str:
-    """The output format; for a plan to a file without ``--output-format``: JSON for ``.json``, else TOML.
-
-    Raises:
-        ValueError: an unknown format.
-    """
+    """The output format; for a plan to a file without ``--output-format``: JSON for ``.json``, else TOML."""
     if asked is not None:
-        return str(choice("full", "json", "toml")(asked) if plan else choice(*_SHAPES)(asked))
+        return str(read(choice(*(("full", "json", "toml") if plan else _SHAPES)), asked, "--output-format"))
     if plan and output is not None:
         return "json" if output.suffix == ".json" else "toml"
     return "full"
@@ -257,48 +223,3 @@ def _refuse(flags: Mapping[str, Any], why: str) -> None:
     for flag, value in flags.items():
         if value:
             raise UsageError(f"{flag} has nothing to act on: {why}")
-
-
-def _kinds(chosen: list[str] | None) -> tuple[str, ...] | None:
-    from precdoctor.runlog.schema import KINDS
-
-    for kind in chosen or ():
-        if kind not in KINDS:
-            raise UsageError(f"--kind {kind!r} is not one of {', '.join(KINDS)}{did_you_mean(kind, KINDS)}")
-    return tuple(dict.fromkeys(chosen)) if chosen else None
-
-
-def _multiplier(option: str, raw: str | None) -> float | None:
-    """Parse a scale: ``64``, ``0.5``, ``2^13``, ``2**13``. The recipe refuses values that are not finite and positive.
-
-    Raises:
-        ValueError: not a number, or out of range.
-    """
-    if raw is None:
-        return None
-    power = re.fullmatch(r"\s*2(?:\^|\*\*)\s*([+-]?\d+)\s*", raw)
-    try:
-        return 2.0 ** int(power[1]) if power else float(raw)
-    except (ValueError, OverflowError):
-        raise ValueError(f"{option} {raw!r} is not a number in float64's range, such as 1024 or 2^10") from None
-
-
-def _share(option: str, raw: str) -> float:
-    """Parse a share between 0 and 1: ``0.5%`` or ``0.005``."""
-    try:
-        share = float(raw.removesuffix("%")) / (100.0 if raw.endswith("%") else 1.0)
-    except ValueError:
-        share = -1.0
-    if not 0.0 <= share <= 1.0:
-        raise ValueError(f"{option} {raw!r} is not a share between 0 and 1, such as 0.005 or 0.5%")
-    return share
-
-
-def _decibels(raw: str) -> float:
-    try:
-        value = float(raw)
-    except ValueError:
-        value = float("nan")
-    if not -1000.0 < value < 1000.0:
-        raise ValueError(f"--min-sqnr {raw!r} is not a number of decibels, such as 20")
-    return value

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-from precdoctor.cli.common import write_answer
+from precdoctor.cli.common import Answer
 from precdoctor.errors import NothingRecordedError, UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from precdoctor.diagnosis.offline.replay.fp8 import RecipeReplay
     from precdoctor.diagnosis.survey.view import RunView
     from precdoctor.runlog import Run
 
-#: Functions that make the JSON document of an answer, and print it; both get the description of the run, the second
-#: also a console.
-_Answer = tuple[Callable[[Mapping[str, Any]], dict[str, Any]], Callable[[Mapping[str, Any], "Console"], None]]
+#: A half-open range of steps; None for an open end.
+Span = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,7 @@ class ReplayQuestion:
         number_format: as on the command line; None for the default of the mode.
         kinds: kinds of tensors; None for those of the mode.
         module: a glob over FQNs; None for all modules.
-        steps: half-open range; None for an open end.
+        steps: the steps to replay.
     """
 
     loss_scaler: str | None
@@ -41,7 +38,7 @@ class ReplayQuestion:
     number_format: str | None
     kinds: tuple[str, ...] | None
     module: str | None
-    steps: tuple[int | None, int | None]
+    steps: Span
 
     @property
     def mode(self) -> str | None:
@@ -79,11 +76,11 @@ _REASONS = {
 }
 
 
-def write_replay(run: Run, asked: ReplayQuestion, shape: str, worst: int, stream: IO[str]) -> None:
-    """Replay the log, and write the answer to ``stream``, as ``full`` or ``json``.
+def replay(run: Run, asked: ReplayQuestion, worst: int) -> Answer:
+    """Replay the log.
 
     Raises:
-        UsageError: invalid flags, or another output format.
+        UsageError: invalid flags.
         RunUnreadableError: the log lacks the rows for this replay, or is damaged.
     """
     from precdoctor.diagnosis.engine import describe
@@ -91,18 +88,14 @@ def write_replay(run: Run, asked: ReplayQuestion, shape: str, worst: int, stream
 
     mode = asked.mode
     assert mode is not None
-    if shape not in {"full", "json"}:
-        raise UsageError(f"--output-format {shape} does not go with {mode}; take full or json")
     view = RunView(run)
     if view.steps.empty:
         raise NothingRecordedError(f"{run.origin} holds no training step; nothing can be replayed")
     answer = {"--loss-scaler": _loss_scaler, "--recipe": _recipe, "--accumulator": _accumulator}[mode]
-    document, show = answer(view, asked, worst)
-    facts = describe(view)
-    write_answer(stream, shape, partial(document, facts), partial(show, facts))
+    return answer(view, asked, worst, describe(view))
 
 
-def _loss_scaler(view: RunView, asked: ReplayQuestion, _worst: int) -> _Answer:
+def _loss_scaler(view: RunView, asked: ReplayQuestion, _worst: int, facts: Mapping[str, Any]) -> Answer:
     from precdoctor.diagnosis.offline.replay.loss_scale import replay_loss_scale, used_policy
     from precdoctor.diagnosis.offline.replay.specs import parse_policy
     from precdoctor.numerics.names import find_element_format
@@ -113,11 +106,11 @@ def _loss_scaler(view: RunView, asked: ReplayQuestion, _worst: int) -> _Answer:
     fmt = find_element_format(asked.number_format or "fp16")
     policy = None if spec == "best" else used_policy(view) if isinstance(spec, str) else spec
     answer = replay_loss_scale(view, policy, fmt=fmt)
-    document = partial(whatif_report.loss_scale_document, answer, asked.loss_scaler)
-    return document, partial(replay_view.print_loss_scale, answer)
+    document = partial(whatif_report.loss_scale_document, answer, asked.loss_scaler, facts)
+    return Answer(document, partial(replay_view.print_loss_scale, answer, facts))
 
 
-def _recipe(view: RunView, asked: ReplayQuestion, worst: int) -> _Answer:
+def _recipe(view: RunView, asked: ReplayQuestion, worst: int, facts: Mapping[str, Any]) -> Answer:
     from precdoctor.diagnosis.offline.replay.blocks import replay_blocks
     from precdoctor.diagnosis.offline.replay.fp8 import CANDIDATES, KINDS, best_delayed, replay_recipes
     from precdoctor.diagnosis.offline.replay.specs import parse_operand_format, parse_recipe
@@ -139,16 +132,16 @@ def _recipe(view: RunView, asked: ReplayQuestion, worst: int) -> _Answer:
             view, tried, format_of=format_of, kinds=kinds, wanted=asked.wants, steps=asked.steps
         )  # fmt: skip
     best = best_delayed(replays) if recipe == "best" else None
-    document = partial(whatif_report.recipe_document, replays, best, asked.recipe)
-    return document, partial(replay_view.print_recipe, replays, best, worst=worst)
+    document = partial(whatif_report.recipe_document, replays, best, asked.recipe, facts)
+    return Answer(document, partial(replay_view.print_recipe, replays, best, facts, worst=worst))
 
 
-def _accumulator(view: RunView, asked: ReplayQuestion, worst: int) -> _Answer:
+def _accumulator(view: RunView, asked: ReplayQuestion, worst: int, facts: Mapping[str, Any]) -> Answer:
     from precdoctor.diagnosis.offline.replay.accumulator import replay_accumulator
     from precdoctor.diagnosis.offline.replay.specs import parse_accumulator
     from precdoctor.reporting import replay_view, whatif_report
 
     assert asked.accumulator is not None
     answer = replay_accumulator(view, parse_accumulator(asked.accumulator), wanted=asked.wants)
-    document = partial(whatif_report.accumulator_document, answer, asked.accumulator)
-    return document, partial(replay_view.print_accumulator, answer, worst=worst)
+    document = partial(whatif_report.accumulator_document, answer, asked.accumulator, facts)
+    return Answer(document, partial(replay_view.print_accumulator, answer, facts, worst=worst))

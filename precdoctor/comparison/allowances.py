@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from precdoctor.comparison.lines import Line
+from precdoctor.comparison.regressions import REGRESSIONS, Regression
 from precdoctor.diagnosis.claims.finding import Finding, Location, Severity
-from precdoctor.diagnosis.registry import find, nearest
+from precdoctor.diagnosis.claims.rule import Rule
+from precdoctor.diagnosis.registry import RULES, find, nearest
 from precdoctor.errors import UsageError
 from precdoctor.runlog.toml import read_toml
 
@@ -36,18 +38,14 @@ class Allowance:
     reason: str
     until: dt.date
 
-    def takes(self, code: str, module: str, today: dt.date) -> bool:
-        """Return whether this entry accepts a finding of ``code`` in ``module`` today."""
-        return code == self.code and today <= self.until and fnmatchcase(module, self.module)
-
     @property
     def words(self) -> str:
         """Reason and last day: ``norms in BF16, see #12 (until 2026-12-31)``."""
         return f"{self.reason} (until {self.until.isoformat()})"
 
 
-def read_allowances(file: Path, known: Sequence[Any]) -> tuple[Allowance, ...]:
-    """The ``[[allow]]`` tables of a TOML file; ``known`` are the rules and regressions whose codes it may use.
+def read_allowances(file: Path) -> tuple[Allowance, ...]:
+    """The ``[[allow]]`` tables of a TOML file.
 
     Raises:
         UsageError: the file cannot be read, or an entry is invalid; the message names the entry and the key.
@@ -63,10 +61,10 @@ def read_allowances(file: Path, known: Sequence[Any]) -> tuple[Allowance, ...]:
     if unknown is not None or not isinstance(entries, list):
         what = f"there is a key {unknown!r}" if unknown is not None else "allow is no list"
         raise UsageError(f"{file}: an allow-list holds [[allow]] tables only, and {what}")
-    return tuple(_entry(f"{file}: entry {at}", entry, known) for at, entry in enumerate(entries, 1))
+    return tuple(_entry(f"{file}: entry {at}", entry) for at, entry in enumerate(entries, 1))
 
 
-def _entry(where: str, entry: Any, known: Sequence[Any]) -> Allowance:
+def _entry(where: str, entry: Any) -> Allowance:
     if not isinstance(entry, Mapping):
         raise UsageError(f"{where} is no table; write [[allow]] above its keys")
     if (unknown := next((key for key in entry if key not in _KEYS), None)) is not None:
@@ -79,61 +77,58 @@ def _entry(where: str, entry: Any, known: Sequence[Any]) -> Allowance:
         raise UsageError(f"{where}: module is a glob over module names, such as blocks.*, got {module!r}")
     if isinstance(until, dt.datetime) or not isinstance(until, dt.date):
         raise UsageError(f"{where} needs a last day, such as until = 2026-12-31 without quotes, got {until!r}")
+    known: list[Rule | Regression] = [*RULES, *REGRESSIONS]
     return Allowance(find(entry["code"], known).code, module, entry["reason"].strip(), until)
 
 
-def accept_lines(
-    lines: Sequence[Line], allowances: Sequence[Allowance], today: dt.date, used: set[Allowance]
-) -> list[Line]:
-    """The lines, allowed failures reduced to information; ``used`` collects the allowances applied."""
-    return [
-        line if line.passed or (allowance := _first_match(allowances, line.code, line.module, today, used)) is None
-        else line.accept(allowance.words)
-        for line in lines
-    ]  # fmt: skip
+class AllowList:
+    """The entries of an allow-list on one day; remembers which of them have accepted something."""
 
+    def __init__(self, entries: Sequence[Allowance], today: dt.date) -> None:
+        self._valid = [a for a in entries if today <= a.until]
+        self._expired = [a for a in entries if today > a.until]
+        self._today = today
+        self._used: set[Allowance] = set()
 
-def accept_finding(finding: Finding, allowances: Sequence[Allowance], today: dt.date, used: set[Allowance]) -> Finding:
-    """The finding; reduced to information if it is allowed. ``used`` collects the allowance applied."""
-    allowance = _first_match(allowances, finding.code, finding.location.module or "", today, used)
-    return finding if allowance is None else as_information(finding, "allowed", allowance.words)
+    def accept_line(self, line: Line) -> Line:
+        """The line; an allowed failure is reduced to information."""
+        allowance = None if line.passed else self._first_match(line.code, line.module)
+        return line if allowance is None else replace(line, allowed=allowance.words, severity=Severity.INFO)
+
+    def accept_finding(self, finding: Finding) -> Finding:
+        """The finding; reduced to information if it is allowed."""
+        allowance = self._first_match(finding.code, finding.location.module or "")
+        return finding if allowance is None else as_information(finding, "allowed", allowance.words)
+
+    def _first_match(self, code: str, module: str) -> Allowance | None:
+        allowance = next((a for a in self._valid if code == a.code and fnmatchcase(module, a.module)), None)
+        self._used.update(filter(None, [allowance]))
+        return allowance
+
+    def expired_lines(self) -> list[Line]:
+        """A failed line for every expired entry, whether or not it would have accepted anything."""
+        return [
+            Line(
+                CHECK,
+                f"{a.code} in {a.module}: {a.reason}",
+                f"until {a.until.isoformat()}",
+                f"today is {self._today.isoformat()}",
+                "renew it, or remove it",
+                False,
+                Severity.ERROR,
+                Location(),
+                excess=float((self._today - a.until).days),
+            )
+            for a in self._expired
+        ]
+
+    def unused_notes(self) -> list[str]:
+        """A remark for each valid entry that accepted nothing and can be removed."""
+        idle = [a for a in self._valid if a not in self._used]
+        return [f"the allow-list's {a.code} in {a.module} ({a.reason}) accepted nothing; remove it" for a in idle]
 
 
 def as_information(finding: Finding, key: str, reason: str) -> Finding:
     """The finding with severity information, and ``reason`` in its evidence (under ``key``) and in its message."""
     message = f"{finding.message} {key.capitalize()}: {reason}."
     return replace(finding, severity=Severity.INFO, message=message, evidence={**finding.evidence, key: reason})
-
-
-def _first_match(
-    allowances: Sequence[Allowance], code: str, module: str, today: dt.date, used: set[Allowance]
-) -> Allowance | None:
-    allowance = next((a for a in allowances if a.takes(code, module, today)), None)
-    if allowance is not None:
-        used.add(allowance)
-    return allowance
-
-
-def expired_lines(allowances: Sequence[Allowance], today: dt.date) -> list[Line]:
-    """A failed line for every expired entry, whether or not it would have accepted anything."""
-    return [
-        Line(
-            CHECK,
-            f"{a.code} in {a.module}: {a.reason}",
-            f"until {a.until.isoformat()}",
-            f"today is {today.isoformat()}",
-            "renew it, or remove it",
-            False,
-            Severity.ERROR,
-            Location(),
-            excess=float((today - a.until).days),
-        )
-        for a in allowances
-        if today > a.until
-    ]
-
-
-def unused_notes(allowances: Sequence[Allowance], today: dt.date, used: set[Allowance]) -> list[str]:
-    """A remark for each valid entry that accepted nothing and can be removed."""
-    idle = [a for a in allowances if a not in used and today <= a.until]
-    return [f"the allow-list's {a.code} in {a.module} ({a.reason}) accepted nothing; remove it" for a in idle]

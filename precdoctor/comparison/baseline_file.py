@@ -13,8 +13,7 @@ from precdoctor.comparison.baseline import Baseline, Expected, Learned, spread_o
 from precdoctor.comparison.summary import METRICS, SHARES, Start, shares_of
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.errors import CorruptRunError, NewerSchemaError, UsageError
-from precdoctor.runlog.atomic import jsonable
-from precdoctor.runlog.toml import read_toml
+from precdoctor.runlog.toml import read_toml, toml_key, toml_value
 
 #: Incremented whenever the meaning of a key changes.
 SCHEMA_VERSION = 1
@@ -43,21 +42,21 @@ def _lines(baseline: Baseline) -> Iterator[str]:
         yield f"#   {metric.name:<10} {metric.doc} ({metric.unit})"
     yield f"\nschema_version = {SCHEMA_VERSION}"
     yield f"repeats = {baseline.repeats}"
-    yield f"steps = {_value(_ranges(baseline.steps))}  # half-open"
-    yield f"sampled = {_value(_ranges(baseline.sampled))}"
+    yield f"steps = {toml_value(_ranges(baseline.steps))}  # half-open"
+    yield f"sampled = {toml_value(_ranges(baseline.sampled))}"
     if baseline.loss is not None:
         yield f"loss = {_pair(baseline.loss)}  # nats, the median of the last quarter of the steps"
     yield f"skipped = {_pair(baseline.skipped)}  # share of steps that a loss scaler skipped"
     if baseline.bad_losses:
-        yield f"bad_losses = {_value(_ranges(sorted(baseline.bad_losses)))}  # steps with a non-finite loss"
+        yield f"bad_losses = {toml_value(_ranges(sorted(baseline.bad_losses)))}  # steps with a non-finite loss"
     yield "\n[provenance]"
     for name, value in baseline.provenance.items():
         if value not in (None, "", [], {}):
-            yield f"{_key(name)} = {_value(value)}"
+            yield f"{toml_key(name)} = {toml_value(value)}"
     for root in sorted({key[0] for key in baseline.tensors}):
-        yield f"\n[tensors.{_key(root)}]"
+        yield f"\n[tensors.{toml_key(root)}]"
         for key in sorted(k for k in baseline.tensors if k[0] == root):
-            yield f"{_key(_tensor_name(key))} = {_tensor(baseline.tensors[key], baseline.repeats)}"
+            yield f"{toml_key(_tensor_name(key))} = {_tensor(baseline.tensors[key], baseline.repeats)}"
     yield from _starts(baseline)
 
 
@@ -70,11 +69,11 @@ def _starts(baseline: Baseline) -> Iterator[str]:
     yield "# up to rounding."
     for at in range(count):
         for root in sorted({key[0] for key in baseline.tensors}):
-            yield f"[start.{at}.{_key(root)}]"
+            yield f"[start.{at}.{toml_key(root)}]"
             for key in sorted(k for k in baseline.tensors if k[0] == root):
                 if (start := baseline.tensors[key].starts[at]) is not None:
                     figures = ", ".join(f"{v:.12g}" for v in (start.rms, start.mean, start.amax))
-                    yield f"{_key(_tensor_name(key))} = [{figures}]"
+                    yield f"{toml_key(_tensor_name(key))} = [{figures}]"
 
 
 def _silent(name: str, expected: Expected, repeats: int) -> bool:
@@ -86,11 +85,11 @@ def _silent(name: str, expected: Expected, repeats: int) -> bool:
 
 
 def _tensor(expected: Expected, repeats: int) -> str:
-    entries = [f"dtype = {_value(expected.dtype)}"]
-    entries += [f"class = {_value(expected.module_class)}"] if expected.module_class else []
-    entries += [f"shape = {_value(list(expected.shape))}"]
+    entries = [f"dtype = {toml_value(expected.dtype)}"]
+    entries += [f"class = {toml_value(expected.module_class)}"] if expected.module_class else []
+    entries += [f"shape = {toml_value(list(expected.shape))}"]
     entries += [f"order = {expected.order}"] if expected.order is not None else []
-    entries += [f"nonfinite = {_value(sorted(expected.badness))}"] if expected.badness else []
+    entries += [f"nonfinite = {toml_value(sorted(expected.badness))}"] if expected.badness else []
     written = [name for name in _NAMES if name in expected.metrics and not _silent(name, expected, repeats)]
     entries += [f"{name} = {_pair(expected.metrics[name])}" for name in written]
     return f"{{ {', '.join(entries)} }}"
@@ -120,39 +119,6 @@ def _ranges(steps: Sequence[int]) -> list[list[int]]:
         ranges.append([steps[at], steps[last] + 1, stride])
         at = last + 1
     return ranges
-
-
-def _value(value: Any) -> str:
-    """A value as TOML: tables, lists, numbers; everything else as a string."""
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_key(str(k))} = {_value(v)}" for k, v in value.items()) + " }"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_value(v) for v in value) + "]"
-    if isinstance(value, (bool, int, float)):
-        return json.dumps(jsonable(value))
-    return _text(str(value))
-
-
-def _text(value: str) -> str:
-    r"""A basic string of TOML in ASCII: other characters as ``\u`` or ``\U`` escapes, lone surrogates as ``?``."""
-    escaped = "".join(_escaped(c) for c in value)
-    return f'"{escaped}"'
-
-
-def _escaped(c: str) -> str:
-    code = ord(c)
-    if c in '"\\':
-        return "\\" + c
-    if 0x20 <= code < 0x7F:
-        return c
-    if 0xD800 <= code < 0xE000:
-        return "?"
-    return f"\\u{code:04X}" if code < 0x10000 else f"\\U{code:08X}"
-
-
-def _key(name: str) -> str:
-    plain = name and all(c.isascii() and (c.isalnum() or c in "_-") for c in name)
-    return name if plain else _text(name)
 
 
 def _tensor_name(key: Key) -> str:

@@ -14,7 +14,7 @@ from precdoctor.comparison.gate import outcome_of, reported_by_code
 from precdoctor.comparison.lines import Line, findings_of, location_of
 from precdoctor.comparison.pairing import Pairing, pair, subject
 from precdoctor.comparison.predictions import Applied, applied_to
-from precdoctor.comparison.regressions import REGRESSIONS
+from precdoctor.comparison.regressions import REGRESSIONS, Regression
 from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, RuleOutcome, Severity, Status
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.engine import RuleOptions, describe, describe_recorder, resolve_options, view_of
@@ -26,7 +26,12 @@ from precdoctor.runlog.reader import Run
 
 #: Largest difference of losses, in nats, at which two trainings count as the same for practical purposes.
 LOSS_GAP = 0.01
-FIRST_DIFFERENCE = ("PD810", "first-difference")
+FIRST_DIFFERENCE = Regression(
+    "PD810", "first-difference", Severity.INFO,
+    "The first tensor whose bits differ between two runs; with --ops the first op, a warning where it differs by more "
+    "than rounding in its format explains.",
+    checked="Reported by compare.",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -105,10 +110,9 @@ def compare(
         raise IncomparableRunsError(f"{b.path} cannot be compared with {a.path}: {pairing}")
     bits = compare_bits(first, second, pairing.sampled, pairing.names)
     all_drifts = drifts(first, second, pairing.sampled, pairing.names)
-    regressions = [r for r in REGRESSIONS if not r.of_gate]
-    lines = reported_by_code([x for r in regressions for x in r.compare(r, pairing, settings[r.code])], regressions)
-    where = f"{plural(len(pairing.found), 'tensor')} on {plural(len(pairing.sampled), 'common step')}"
-    outcomes = [outcome_of(r.code, r.name, lines[r.code], where) for r in regressions]
+    regressions = [r for r in REGRESSIONS if r.compare is not None]
+    lines = reported_by_code([x for r in regressions for x in r.lines(pairing, settings[r.code])], regressions)
+    outcomes = [outcome_of(r, lines[r.code], pairing.scope) for r in regressions]
     flat = [line for group in lines.values() for line in group]
     findings = [*findings_of(flat, 1), *_first_difference(bits.first)]
     last = pairing.losses[-1] if pairing.losses else None
@@ -154,7 +158,6 @@ def _gap(pairing: Pairing) -> int | None:
 def _first_difference(first: Divergence | None) -> list[Finding]:
     if first is None:
         return []
-    code, name = FIRST_DIFFERENCE
     tensor = subject(first.key)
     location = replace(
         location_of(first.key, first.step, first.module_class), root=first.key[0] or None, rank=first.rank
@@ -166,11 +169,12 @@ def _first_difference(first: Divergence | None) -> list[Finding]:
         "amax": {"from": first.amax[0], "to": first.amax[1]},
     }
     title = f"the runs part at step {first.step}: {tensor}"
-    return [Finding(code, name, Severity.INFO, 1.0, title, first.sentence, location, evidence=evidence)]
+    code, name, severity = FIRST_DIFFERENCE.code, FIRST_DIFFERENCE.name, FIRST_DIFFERENCE.severity
+    return [Finding(code, name, severity, 1.0, title, first.sentence, location, evidence=evidence)]
 
 
 def _bits_outcome(bits: BitComparison) -> RuleOutcome:
-    code, name = FIRST_DIFFERENCE
+    code, name = FIRST_DIFFERENCE.code, FIRST_DIFFERENCE.name
     if not bits.compared:
         return RuleOutcome(code, name, Status.NOT_APPLICABLE, "no tensor has a fingerprint in both runs")
     if bits.first is None:

@@ -10,13 +10,13 @@ import pyarrow as pa
 
 from precdoctor.comparison.lines import phase_of
 from precdoctor.comparison.paired_rows import Module, pair_rows
+from precdoctor.comparison.steps import KINDS
 from precdoctor.diagnosis.claims.finding import Phase
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 _COMPARED = ("module_class", "dtype", "shape", "order", "fingerprint", "amax", "attempt")
-_KINDS = ("batch", "input", "output", "loss", "grad_output", "weight", "weight_grad", "weight_grad_step", "update")
 #: Most steps to read at once. Reading starts with one step and doubles, so that an early difference costs little and a
 #: late one few reads.
 _MOST_STEPS = 32
@@ -171,7 +171,7 @@ def _paired_frames(a: RunView, b: RunView, steps: Sequence[int], names: Mapping[
 def _rows(view: RunView, steps: Sequence[int]) -> pd.DataFrame:
     # Leaves out null fingerprints: beside a null, pandas would convert the others to float64 and lose bits.
     known = ("fingerprint", ">=", pa.scalar(0, pa.uint64()))
-    return view.measured((), _KINDS, columns=("phase", *_COMPARED), steps=steps, where=[known])
+    return view.measured((), (*KINDS, "loss"), columns=("phase", *_COMPARED), steps=steps, where=[known])
 
 
 def _settings(a: tuple[RunView, int], b: tuple[RunView, int], rank: int, step: int) -> tuple[Setting, ...]:

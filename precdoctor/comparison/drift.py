@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from precdoctor.comparison.paired_rows import Module, pair_rows
-from precdoctor.comparison.steps import clean_rows
+from precdoctor.comparison.steps import KINDS, clean_rows
 from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, largest
 from precdoctor.diagnosis.survey.measures import column
 from precdoctor.diagnosis.survey.rows import Key
@@ -19,8 +19,7 @@ from precdoctor.numerics.arrays import Floats, Ints
 from precdoctor.numerics.histogram import EXP_MAX, Histograms
 
 _MEASURES = ("zero_share", "rms", "multiplier")
-_COLUMNS = ("phase", "dtype", "order", "numel", "amax", "exp_lo", "exp_hist")
-_KINDS = ("batch", "input", "output", "grad_output", "weight", "weight_grad", "weight_grad_step", "update")
+_COLUMNS = ("dtype", "order", "numel", "amax", "exp_lo", "exp_hist")
 _STEPS_AT_ONCE = 8
 #: A tensor has moved if its exponents are this far apart, in binades, on two sampled steps in a row (or the last one).
 MOVED = 0.5
@@ -138,7 +137,8 @@ def _compared_rows(
     a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Module, Module], known: dict[Key, int]
 ) -> pd.DataFrame:
     """One row per pair of rows, with the tensor's number in ``known``, to which new tensors are added."""
-    pairs = pair_rows(_rows(a, steps), _rows(b, steps), names)
+    ours, theirs = (clean_rows(view, _MEASURES, KINDS, _COLUMNS, steps) for view in (a, b))
+    pairs = pair_rows(ours, theirs, names)
     first, second = pairs.first, pairs.second
     numbers = np.array([known.setdefault(key, len(known)) for key in pairs.keys], np.int64)
     unscale = np.log2(first["multiplier"]) - np.log2(second["multiplier"])
@@ -157,11 +157,6 @@ def _compared_rows(
             "numel": first["numel"],
         }
     )
-
-
-def _rows(view: RunView, steps: Sequence[int]) -> pd.DataFrame:
-    frame = view.measured(_MEASURES, _KINDS, columns=_COLUMNS, steps=steps)
-    return frame[clean_rows(view, frame)]
 
 
 def _drifts(compared: pd.DataFrame, keys: Sequence[Key]) -> Iterator[Drift]:

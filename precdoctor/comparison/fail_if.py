@@ -10,15 +10,15 @@ number  = the largest value that passes; for headroom the smallest
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from precdoctor.comparison.baseline import Baseline
 from precdoctor.comparison.lines import Line, location_of
 from precdoctor.comparison.pairing import subject
+from precdoctor.comparison.steps import KINDS
 from precdoctor.comparison.summary import METRICS, Summary
 from precdoctor.diagnosis.analyses.shadow_errors import Shadowed
 from precdoctor.diagnosis.claims.finding import Location, Severity
@@ -40,7 +40,6 @@ METRIC_DOCS: Mapping[str, str] = {
     "skipped": "steps that a loss scaler skipped",
 }
 _FRACTIONS = {*(m.name for m in METRICS if m.unit == "fraction"), "skipped"}
-KINDS = ("batch", "input", "output", "grad_output", "weight", "weight_grad", "weight_grad_step", "update")
 _NUMBER = re.compile(r"(\+?)(-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|-?\.\d+(?:[eE][-+]?\d+)?)\s*(%?)")
 _SHAPE = "METRIC:MODULE_GLOB:LIMIT, such as flushed:blocks.*:2%"
 
@@ -130,11 +129,9 @@ def judge_limit(
         return _of_modules(limit, shadow)
     if limit.metric in RUN_METRICS:
         return _of_run(limit, run[limit.metric], baseline)
-    matched = [key for key in found if fnmatchcase(key[1], limit.glob)]
-    if not matched:
-        raise UsageError(f"--fail-if {limit.text!r}: no module matches {limit.glob!r}{_near(limit.glob, found)}")
+    modules = _matching(limit, (key[1] for key in found))
     lines = []
-    for key in matched:
+    for key in (key for key in found if key[1] in modules):
         value = _figure(limit.metric, found[key], key[2])
         if value is None or limit.kind not in (None, key[2]):
             continue
@@ -167,14 +164,24 @@ def _of_modules(limit: Limit, shadow: Shadowed | None) -> list[Line]:
     if shadow is None or not shadow.steps:
         raise UsageError(f"--fail-if {limit.text!r}: the run was not compared with FP32; precdoctor shadow does that")
     errors = {place: error / shadow.u for place, error in shadow.layers().items()}
-    matched = {place: error for place, error in errors.items() if fnmatchcase(place[1], limit.glob)}
-    if not matched:
-        near = nearest(limit.glob, sorted({module for _, module in errors if module}))
-        raise UsageError(f"--fail-if {limit.text!r}: no module matches {limit.glob!r}{near}")
+    matched = _matching(limit, (module for _, module in errors))
     return [
         _line(limit, module or root, error, None, Location(root=root, module=module or None))
-        for (root, module), error in matched.items()
+        for (root, module), error in errors.items()
+        if module in matched
     ]
+
+
+def _matching(limit: Limit, modules: Iterable[str]) -> set[str]:
+    """The FQNs that the limit's pattern matches; UsageError if there are none."""
+    known = set(modules)
+    matched = {module for module in known if fnmatchcase(module, limit.glob)}
+    if not matched:
+        known.discard("")
+        near = nearest(limit.glob, known)
+        near = near if len(known) <= 12 or "did you mean" in near else ""
+        raise UsageError(f"--fail-if {limit.text!r}: no module matches {limit.glob!r}{near}")
+    return matched
 
 
 def _figure(metric: str, summary: Summary, kind: str) -> float | None:
@@ -197,6 +204,8 @@ def _line(limit: Limit, what: str, value: float, before: float | None, location:
     worse = sign * (value - (before or 0.0))
     bound = limit.value if before is not None else sign * limit.value
     passed = worse <= bound
+    # for bounds that are zero or negative too, the excess is above 1 if and only if the limit is exceeded
+    beyond = abs(worse - bound) / max(abs(bound), 1e-12)
     edge = "at least" if limit.lower else "at most"
     relative = f"{'-' if limit.lower else '+'}{limit.words(limit.value)}"
     return Line(
@@ -209,17 +218,5 @@ def _line(limit: Limit, what: str, value: float, before: float | None, location:
         Severity.ERROR,
         location,
         (value, before if before is not None else limit.value),
-        _excess(worse, bound, passed=passed),
+        1.0 / (1.0 + beyond) if passed else 1.0 + beyond,
     )
-
-
-def _excess(worse: float, bound: float, *, passed: bool) -> float:
-    """The excess of a line: above 1 if and only if the limit is exceeded, also for bounds that are zero or negative."""
-    distance = abs(worse - bound) / max(abs(bound), 1e-12)
-    return 1.0 / (1.0 + distance) if passed else 1.0 + min(distance, math.sqrt(1e300))
-
-
-def _near(glob: str, found: Mapping[Key, Summary]) -> str:
-    modules = sorted({key[1] for key in found if key[1]})
-    near = nearest(glob, modules)
-    return near if len(modules) <= 12 or "did you mean" in near else ""

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from precdoctor.comparison.allowances import Allowance, expired_lines, unused_notes
-from precdoctor.comparison.baseline import Baseline, learn, learn_repeats, provenance
+from precdoctor.comparison.allowances import Allowance, AllowList
+from precdoctor.comparison.baseline import Baseline, learn_repeats, provenance
 from precdoctor.comparison.fail_if import Limit
 from precdoctor.comparison.judge import JudgedRun, accept, aggregated, judge
 from precdoctor.comparison.lines import Line, findings_of, reported_lines, suspects
@@ -143,16 +143,15 @@ def gate(
         IncomparableRunsError: several baseline runs have different steps.
     """
     at_or_above((), fail_on)
-    day = today or dt.datetime.now(dt.timezone.utc).date()
     rules, regressions = _selected_checks(list(select), list(ignore))
     settings = resolve_options(options or {}, (*RULES, *REGRESSIONS))
     views = [view_of(run) for run in runs]
     yardstick = _Yardstick.of(baseline)
     judged = [judge(view, yardstick.against(view), rules, regressions, settings, limits) for view in views]
-    used: set[Allowance] = set()
-    judged = [accept(j, allowances, day, used) for j in aggregated(judged, aggregate)]
+    allowed = AllowList(allowances, today or dt.datetime.now(dt.timezone.utc).date())
+    judged = [accept(j, allowed) for j in aggregated(judged, aggregate)]
     if judged:
-        judged[0].lines.extend(expired_lines(allowances, day))
+        judged[0].lines.extend(allowed.expired_lines())
     repeats = yardstick.repeats
     closed = [_run_verdict(view, j, regressions, fail_on, repeats) for view, j in zip(views, judged, strict=True)]
     distrust, notes = yardstick.judged(rules, settings)
@@ -170,7 +169,7 @@ def gate(
             *notes,
             *provenance_differences(yardstick.provenance, views[0]),
             *dict.fromkeys(note for j in judged for note in j.notes),
-            *unused_notes(allowances, day, used),
+            *allowed.unused_notes(),
             *_short_runs(closed),
         ),
         baseline_runs=yardstick.run_names,
@@ -224,11 +223,8 @@ class _Yardstick:
         sampled = sampled_by_all([ours, *map(usable_steps, self.views)])
         if not sampled:
             return UNSAMPLED
-        name = self.name or ""
         view.keep(sampled)
-        if len(self.views) == 1:
-            return learn(self.views, sorted(ours), sampled, name)
-        return learn_repeats(self.views, sampled, name)
+        return learn_repeats(self.views, sampled, self.name or "")
 
     def judged(self, rules: Sequence[Rule], settings: Mapping[str, Options]) -> tuple[list[str], list[str]]:
         """``(reasons not to trust the baseline, remarks)`` from diagnosing the baseline's own runs."""
@@ -327,13 +323,14 @@ def _with_regressions(
     repeats: int,
 ) -> Diagnosis:
     new = findings_of([line for group in lines.values() for line in group], repeats)
-    outcomes = [outcome_of(r.code, r.name, lines[r.code], where) for r in regressions if where or lines[r.code]]
+    outcomes = [outcome_of(r, lines[r.code], where) for r in regressions if where or lines[r.code]]
     findings = sorted([*diagnosis.findings, *new], key=lambda f: -f.severity.weight)
     return replace(diagnosis, findings=tuple(findings), rules=(*diagnosis.rules, *outcomes))
 
 
-def outcome_of(code: str, name: str, lines: Sequence[Line], where: str) -> RuleOutcome:
+def outcome_of(regression: Regression, lines: Sequence[Line], where: str) -> RuleOutcome:
     """The outcome of a regression from its lines, worst first; ``where`` names what was compared, for the reason."""
+    code, name = regression.code, regression.name
     if not lines:
         return RuleOutcome(code, name, Status.NOT_APPLICABLE, f"nothing to compare among {where}")
     line = lines[0]

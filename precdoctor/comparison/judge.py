@@ -5,11 +5,10 @@ If the candidate was run several times, each check is decided by the worst, the 
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from precdoctor.comparison.allowances import Allowance, accept_finding, accept_lines, as_information
+from precdoctor.comparison.allowances import AllowList, as_information
 from precdoctor.comparison.baseline import Baseline
 from precdoctor.comparison.fail_if import Limit, judge_limit
 from precdoctor.comparison.lines import Line
@@ -77,11 +76,10 @@ def judge(
     pairing = pair_with_baseline(view, baseline)
     if isinstance(pairing, str):
         return JudgedRun(diagnosis, [], incomparable=pairing)
-    lines = [line for r in regressions for line in r.compare(r, pairing, settings[r.code])]
+    lines = [line for r in regressions for line in r.lines(pairing, settings[r.code])]
     run = {"loss": pairing.loss, "skipped": pairing.skipped}
     lines += _limits(limits, pairing.found, run, baseline, view)
-    where = f"{plural(len(pairing.found), 'tensor')} on {plural(len(pairing.sampled), 'common step')}"
-    return JudgedRun(diagnosis, lines, where, notes=tuple(remarks(pairing, lines, regressions)))
+    return JudgedRun(diagnosis, lines, pairing.scope, notes=tuple(remarks(pairing, lines, regressions)))
 
 
 def _figures_without_baseline(view: RunView) -> tuple[dict[Key, Summary], dict[str, float | None]]:
@@ -102,11 +100,11 @@ def _limits(
     return [line for limit in limits for line in judge_limit(limit, found, run, baseline, shadowed(view))]
 
 
-def accept(judged: JudgedRun, allowances: Sequence[Allowance], today: dt.date, used: set[Allowance]) -> JudgedRun:
-    """``judged`` with allowed findings and lines reduced to information; ``used`` collects the allowances applied."""
-    findings = [accept_finding(f, allowances, today, used) for f in judged.diagnosis.findings]
-    lines = accept_lines(judged.lines, allowances, today, used)
-    return replace(judged, diagnosis=replace(judged.diagnosis, findings=tuple(findings)), lines=lines)
+def accept(judged: JudgedRun, allowed: AllowList) -> JudgedRun:
+    """``judged`` with allowed findings and lines reduced to information."""
+    findings = tuple(map(allowed.accept_finding, judged.diagnosis.findings))
+    lines = [allowed.accept_line(line) for line in judged.lines]
+    return replace(judged, diagnosis=replace(judged.diagnosis, findings=findings), lines=lines)
 
 
 def aggregated(judged: Sequence[JudgedRun], aggregate: str) -> list[JudgedRun]:

@@ -15,12 +15,14 @@ from typing import Any
 
 import pandas as pd
 
-from precdoctor.comparison.compare import FIRST_DIFFERENCE, LOSS_GAP
+from precdoctor.comparison.compare import LOSS_GAP
+from precdoctor.comparison.regressions import Regression
 from precdoctor.comparison.spread import GAUSSIAN_MAD
+from precdoctor.comparison.steps import mean_losses, usable_steps
 from precdoctor.diagnosis.analyses.healthy_steps import is_well
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.survey.rows import Key, grouped
+from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import IDENTITY, RunView
 
 #: Most common steps to compare, the newest ones, and the fewest for a comparison.
@@ -35,67 +37,34 @@ SIGNIFICANT = 4.0
 LAG = 0.1
 
 
-@dataclass(frozen=True)
-class Indicator:
-    """The code and the page of a comparison without options: its limits are constants.
-
-    Attributes:
-        doc: meaning and limits.
-        checked: when, and by which command.
-    """
-
-    code: str
-    name: str
-    severity: Severity
-    doc: str
-    checked: str = "Checked while a run goes on by record --reference."
-
-
 _PAIRED = f"Held over the newest {WINDOW} steps that both runs have, {FEWEST} at least."
-#: Reported by ``compare`` in addition to the regressions.
-DIFFERENCES: tuple[Indicator, ...] = (
-    Indicator(
-        *FIRST_DIFFERENCE, Severity.INFO,
-        "The first tensor whose bits differ between two runs; with --ops the first op, a warning where it differs by "
-        "more than rounding in its format explains.",
-        "Reported by compare.",
-    ),
-)  # fmt: skip
-INDICATORS: tuple[Indicator, ...] = (
-    Indicator(
+_CHECKED = "Checked while a run goes on by record --reference."
+INDICATORS: tuple[Regression, ...] = (
+    Regression(
         "PD821", "loss-above-reference", Severity.WARNING,
         f"The loss is above what the reference has there, and had a tenth of the steps before, by more than {LOSS_GAP} "
         f"nats in the median and more than {SIGNIFICANT:g} standard errors of the difference. {_PAIRED}",
+        checked=_CHECKED,
     ),
-    Indicator(
+    Regression(
         "PD822", "gradient-growing-faster", Severity.WARNING,
         f"The amax of a gradient grew {GROWTH:g} binades more than the reference's between the first and the last "
         f"quarter of the window, and stands above it. {_PAIRED}",
+        checked=_CHECKED,
     ),
-    Indicator(
+    Regression(
         "PD823", "second-moment-drift", Severity.WARNING,
         f"The mean square of a gradient is {DRIFT:g} binades (a factor of {2.0**DRIFT:g}) from the reference's in the "
         f"median. {_PAIRED}",
+        checked=_CHECKED,
     ),
 )  # fmt: skip
 CODES: Mapping[str, str] = {i.code: i.name for i in INDICATORS}
 
 #: Amax and mean square of unscaled gradients, indexed by tensor and step.
 Course = pd.DataFrame
-
-
-@dataclass(frozen=True)
-class Drifted:
-    """A gradient that left its reference.
-
-    Attributes:
-        binades: log2(run / reference), by step.
-        moved: the value that was compared with the limit, in binades.
-    """
-
-    key: Key
-    binades: Mapping[int, float]
-    moved: float
+#: A gradient that left its reference: log2(run / reference) by step, and the value compared with the limit, in binades.
+_Moved = tuple[Key, dict[int, float], float]
 
 
 def leading_findings(reference: RunView, view: RunView) -> list[Finding]:
@@ -122,10 +91,9 @@ def _sampled(view: RunView) -> set[int]:
 
 
 def _losses(view: RunView) -> dict[int, float]:
-    """Mean finite loss over ranks, by complete step."""
-    complete = (s for steps in view.timeline.values() for s in steps if s.complete)
-    by_step = grouped((s.step, s.loss) for s in complete if s.loss is not None and math.isfinite(s.loss))
-    return {step: sum(values) / len(values) for step, values in by_step.items()}
+    """Mean loss over ranks, by complete step; steps with a non-finite loss are left out."""
+    complete = usable_steps(view)
+    return {step: loss for step, loss in mean_losses(view).items() if step in complete and math.isfinite(loss)}
 
 
 @dataclass(frozen=True)
@@ -221,7 +189,7 @@ def growing_gradients(ours: Course, theirs: Course) -> list[Finding]:
         last = median(values[-quarter:])
         growth = min(last - median(values[:quarter]), last)
         if growth >= GROWTH and all(v > 0.0 for v in values[-quarter:]):
-            beyond.append(Drifted(key, binades, growth))
+            beyond.append((key, binades, growth))
     return _gradient_finding(
         "PD822", beyond, "amax of the gradient", GROWTH, "grew {:.1f} binades more than the reference's"
     )
@@ -233,32 +201,32 @@ def drifting_gradients(ours: Course, theirs: Course) -> list[Finding]:
     for key, binades in _ratios(ours, theirs, "square"):
         level = median(binades.values())
         if abs(level) >= DRIFT:
-            beyond.append(Drifted(key, binades, level))
+            beyond.append((key, binades, level))
     return _gradient_finding(
         "PD823", beyond, "second moment of the gradient", DRIFT, "is {:+.1f} binades from the reference's"
     )
 
 
-def _gradient_finding(code: str, moved: Sequence[Drifted], what: str, limit: float, words: str) -> list[Finding]:
+def _gradient_finding(code: str, moved: Sequence[_Moved], what: str, limit: float, words: str) -> list[Finding]:
     """One finding: the gradient that moved most, the others as evidence."""
     if not moved:
         return []
-    worst = max(moved, key=lambda d: abs(d.moved))
-    root, module, kind, name, _ = worst.key
-    steps = sorted(worst.binades)
+    ranked = sorted(moved, key=lambda m: -abs(m[2]))
+    (root, module, kind, name, _), ratios, furthest = ranked[0]
+    steps = sorted(ratios)
     parameter = ".".join(p for p in (module, name) if p)
-    change = words.format(worst.moved)
+    change = words.format(furthest)
     message = (
         f"Over the newest {plural(len(steps), 'common sampled step')} ({steps[0]} to {steps[-1]}) the {what} of "
         f"`{parameter}` {change} (limit {limit:g}). {plural(len(moved), 'gradient')} beyond it."
     )
     evidence = {
-        "binades": worst.moved,
+        "binades": furthest,
         "limit": limit,
-        "ratio_binades": [[s, worst.binades[s]] for s in steps],
+        "ratio_binades": [[s, ratios[s]] for s in steps],
         "tensors": [
-            {"root": d.key[0], "parameter": f"{d.key[1]}.{d.key[3]}".strip("."), "binades": d.moved}
-            for d in sorted(moved, key=lambda d: -abs(d.moved))[:16]
+            {"root": key[0], "parameter": f"{key[1]}.{key[3]}".strip("."), "binades": binades}
+            for key, _, binades in ranked[:16]
         ],
     }
     place = Location(root=root or None, module=module, kind=kind, phase=Phase.BACKWARD, step=steps[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity
@@ -59,19 +59,10 @@ class Line:
         return (self.location.module if self.location is not None else None) or ""
 
     @property
-    def module_named(self) -> bool:
-        """Whether the subject belongs to a module (or root)."""
-        return self.location is not None and self.location.module is not None
-
-    @property
     def suspect(self) -> str:
         """FQN of the module whose code made the tensor: for an input, the module around the one that received it."""
         made_around = self.location is not None and self.location.kind == "input"
         return self.module.rpartition(".")[0] if made_around else self.module
-
-    def accept(self, reason: str) -> Line:
-        """The line as information, accepted for ``reason``."""
-        return replace(self, allowed=reason, severity=Severity.INFO)
 
 
 def reported_lines(lines: Sequence[Line]) -> list[Line]:
@@ -86,7 +77,8 @@ _SHARPEST = ("PD813", "PD808")
 
 def suspects(lines: Sequence[Line]) -> list[str]:
     """FQNs of the modules that failed checks point at, the likeliest first; ``""`` is the root."""
-    failed = [line for line in lines if not line.passed and line.severity is Severity.ERROR and line.module_named]
+    placed = [line for line in lines if line.location is not None and line.location.module is not None]
+    failed = [line for line in placed if not line.passed and line.severity is Severity.ERROR]
     rank = {code: at for at, code in enumerate(_SHARPEST)}
     failed.sort(key=lambda line: (rank.get(line.code, len(rank)), -line.excess, line.position))
     return list(dict.fromkeys(line.suspect for line in failed))

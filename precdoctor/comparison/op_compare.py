@@ -57,6 +57,11 @@ class OpComparison:
         """
         return _first(self.lists)
 
+    @property
+    def origin(self) -> Difference | None:
+        """The difference to report, of :attr:`first`; None if there is none."""
+        return None if self.first is None else self.first.origin
+
 
 def _first(lists: Sequence[ListComparison]) -> ListComparison | None:
     differing = [x for x in lists if x.differences or x.given]
@@ -83,7 +88,7 @@ def compare_ops(a: Run, b: Run) -> OpComparison:
     lists = tuple(compare_lists(read_ops(a, key), read_ops(b, key), *key) for key in common)
     found = _first(lists)
     view = view_of(b)
-    code, name = FIRST_DIFFERENCE
+    code, name = FIRST_DIFFERENCE.code, FIRST_DIFFERENCE.name
     ops = sum(x.paired for x in lists)
     if found is None:
         reason = f"{plural(ops, 'op')} of {plural(len(lists), 'list')} equal in every bit"
@@ -114,7 +119,7 @@ def place_of(difference: Difference) -> str:
 
 
 def _finding(found: ListComparison) -> Finding:
-    code, name = FIRST_DIFFERENCE
+    code, name = FIRST_DIFFERENCE.code, FIRST_DIFFERENCE.name
     origin = found.origin
     if origin is None:
         given = found.given[0]
@@ -201,9 +206,11 @@ class Branch:
         return self.ops[-1]
 
 
-def branches(found: ListComparison, origin: Difference) -> list[Branch]:
-    """The branches of the tree below ``origin``, depth first; smaller subtrees before larger ones."""
-    following = found.following(origin)
+def branches(found: ListComparison) -> list[Branch]:
+    """The branches of the tree below the origin, depth first; smaller subtrees before larger ones."""
+    origin, following = found.origin, found.following
+    if origin is None:
+        return []
     differences = dict(following)
     first = found.differences.index(origin)
     known = {first, *differences}

@@ -112,17 +112,21 @@ class ListComparison:
         """The difference to report: the first unexplained one, else the first one; None if there is none."""
         return self.beyond or self.first
 
-    def following(self, origin: Difference) -> list[tuple[int, Difference]]:
-        """``(position, difference)`` of each difference that ``origin`` reaches, in order of execution."""
-        reached = {self.differences.index(origin)}
+    @property
+    def following(self) -> list[tuple[int, Difference]]:
+        """``(position, difference)`` of each difference that :attr:`origin` reaches, in order of execution."""
+        if self.origin is None:
+            return []
+        reached = {self.differences.index(self.origin)}
         for at, found in enumerate(self.differences):
             if not reached.isdisjoint(found.parents):
                 reached.add(at)
         return [(at, self.differences[at]) for at in sorted(reached)[1:]]
 
-    def outcome(self, origin: Difference) -> Difference | None:
-        """The last difference of the forward pass, or of the loss, that ``origin`` reaches; None if there is none."""
-        forward = [d for _, d in self.following(origin) if d.op.phase in ("forward", "loss") and d.error is not None]
+    @property
+    def outcome(self) -> Difference | None:
+        """The last difference of the forward pass, or of the loss, that :attr:`origin` reaches; None if none is."""
+        forward = [d for _, d in self.following if d.op.phase in ("forward", "loss") and d.error is not None]
         return forward[-1] if forward else None
 
 

@@ -20,6 +20,7 @@ from precdoctor.comparison.steps import (
     usable_steps,
 )
 from precdoctor.comparison.summary import Summary, summaries
+from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import RunView
 
@@ -62,6 +63,11 @@ class Pairing:
     def common(self) -> Iterator[tuple[Key, Summary, Expected]]:
         """The tensors that both have, as ``(key, found, expected)``."""
         return ((k, s, self.expected[k]) for k, s in self.found.items() if k in self.expected)
+
+    @property
+    def scope(self) -> str:
+        """What is compared, in words: ``412 tensors on 25 common steps``."""
+        return f"{plural(len(self.found), 'tensor')} on {plural(len(self.sampled), 'common step')}"
 
 
 def subject(key: Key) -> str:

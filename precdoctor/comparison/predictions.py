@@ -23,7 +23,7 @@ class Outcome:
     """One predicted effect and its measured value in the changed run.
 
     Attributes:
-        code, title: of the prescription.
+        code: of the prescription.
         effect: the effect as predicted from the diagnosed run.
         before: value in the first of the two compared runs; None if it cannot be measured there.
         measured: value in the changed run; None if it cannot be measured there.
@@ -32,7 +32,6 @@ class Outcome:
     """
 
     code: str
-    title: str
     effect: Effect
     before: float | None
     measured: float | None
@@ -103,7 +102,6 @@ def _outcome(prescription: Prescribed, effect: Effect, before: RunView, after: R
     steps = steps_in(after)
     return Outcome(
         code=prescription.code,
-        title=prescription.title,
         effect=effect,
         before=effect.measure.take(before, effect.scope),
         measured=measured,

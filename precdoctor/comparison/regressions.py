@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from precdoctor.comparison.baseline import Expected, Learned
@@ -14,7 +14,7 @@ from precdoctor.comparison.spread import OTHER_SEED_FACTOR, SINGLE_RUN_FACTOR, l
 from precdoctor.comparison.steps import loss_window
 from precdoctor.comparison.summary import METRICS, Metric, Summary
 from precdoctor.diagnosis.claims.finding import Location, Phase, Severity
-from precdoctor.diagnosis.claims.rule import Options, RuleOption
+from precdoctor.diagnosis.claims.rule import Options, RuleOption, fraction
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.rows import Key, known_format
 
@@ -25,21 +25,30 @@ _METRIC = {metric.name: metric for metric in METRICS}
 
 @dataclass(frozen=True)
 class Regression:
-    """A check against the baseline. ``compare`` returns a line per subject, passed or failed."""
+    """A check against another run.
+
+    Attributes:
+        doc: meaning and limits.
+        compare: returns a line per subject, passed or failed; None if a command finds it in a way of its own.
+        checked: when, and by which command.
+    """
 
     code: str
     name: str
     severity: Severity
     doc: str
-    options: tuple[RuleOption, ...]
-    compare: Callable[[Regression, Pairing, Options], list[Line]]
-    #: The gate makes its lines itself (from limits and allow-list), so ``compare`` returns none.
-    of_gate: bool = False
+    options: tuple[RuleOption, ...] = ()
+    compare: Callable[[Regression, Pairing, Options], list[Line]] | None = None
+    checked: str = "Checked by gate with a baseline."
 
     @property
     def check(self) -> str:
         """Code and name, as in :attr:`.lines.Line.check`."""
         return f"{self.code} {self.name}"
+
+    def lines(self, pairing: Pairing, options: Options) -> list[Line]:
+        """The lines of ``compare``."""
+        return [] if self.compare is None else self.compare(self, pairing, options)
 
 
 @dataclass(frozen=True)
@@ -188,33 +197,27 @@ def _nonfinite(regression: Regression, pairing: Pairing, options: Options) -> li
     ]
 
 
-def _missing(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
-    """One line on the tensors of the baseline that the run lacks, so that nothing was compared there."""
-    missing = sorted(pairing.expected.keys() - pairing.found.keys())
-    return [_one_sided(regression, pairing, missing, "missing", options["missing_share"])]
-
-
-def _new(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
-    """One line on the tensors of the run that the baseline lacks, so that there is nothing to compare with."""
-    new = sorted(pairing.found.keys() - pairing.expected.keys())
-    return [_one_sided(regression, pairing, new, "new", options["new_share"])]
-
-
-def _one_sided(regression: Regression, pairing: Pairing, keys: Sequence[Key], word: str, allowed: float) -> Line:
-    share = len(keys) / max(1, len(pairing.expected))
+def _one_sided(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
+    """One line on the tensors that only the baseline has, or only the run, so that nothing was compared there."""
+    [(option, allowed)] = options.items()
+    word, found, expected = option.removesuffix("_share"), pairing.found.keys(), pairing.expected.keys()
+    keys = sorted(expected - found if word == "missing" else found - expected)
+    share = len(keys) / max(1, len(expected))
     example = f", such as {subject(keys[0])}" if keys else ""
-    return Line(
-        regression.check,
-        f"tensors{example}",
-        f"{len(pairing.expected):,}",
-        f"{len(pairing.found):,} ({len(keys):,} {word})",
-        f"{percent(allowed)} {word}",
-        share <= allowed,
-        regression.severity,
-        location_of(keys[0]) if keys else Location(),
-        (float(len(keys)), 0.0),
-        share / allowed if allowed else (math.inf if keys else 0.0),
-    )
+    return [
+        Line(
+            regression.check,
+            f"tensors{example}",
+            f"{len(expected):,}",
+            f"{len(found):,} ({len(keys):,} {word})",
+            f"{percent(allowed)} {word}",
+            share <= allowed,
+            regression.severity,
+            location_of(keys[0]) if keys else Location(),
+            (float(len(keys)), 0.0),
+            share / allowed if allowed else (math.inf if keys else 0.0),
+        )
+    ]
 
 
 def _dtypes(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
@@ -291,32 +294,28 @@ def _rounding(regression: Regression, pairing: Pairing, options: Options) -> lis
     ]
 
 
-def _option(name: str, default: float, unit: str, doc: str, source: str, maximum: float = math.inf) -> RuleOption:
-    return RuleOption(name, default, unit, doc, source, maximum=maximum)
-
-
 _OWN = "Precdoctor's own; the measured run-to-run spread counts where it is larger."
 
 REGRESSIONS: tuple[Regression, ...] = (
     Regression(
         "PD801", "underflow-increased", Severity.ERROR,
         "More of a tensor's intended non-zero elements are rounded to zero than in the baseline.",
-        (_option("flushed_share", 0.02, "fraction", "Least increase.", f"Half of PD201's own limit. {_OWN}", 1.0),),
+        (fraction("flushed_share", 0.02, "Least increase.", f"Half of PD201's own limit. {_OWN}"),),
         _MetricChange(("flushed",), "flushed_share"),
     ),
     Regression(
         "PD802", "saturation-increased", Severity.ERROR,
         "More of a tensor's elements sit at the dtype's largest value than in the baseline.",
-        (_option("at_max_share", 0.01, "fraction", "Least increase.", f"Half of PD401's own limit. {_OWN}", 1.0),),
+        (fraction("at_max_share", 0.01, "Least increase.", f"Half of PD401's own limit. {_OWN}"),),
         _MetricChange(("saturated",), "at_max_share"),
     ),
     Regression(
         "PD803", "headroom-lost", Severity.WARNING,
         "A tensor's largest element came nearer to the dtype's limit; an error close to it, nothing far from it.",
         (
-            _option("binades", 3.0, "binades", "Least loss of headroom.", f"A factor of 8. {_OWN}"),
-            _option("near", 3.0, "binades", "With less headroom than this the loss is an error.", _OWN),
-            _option("far", 40.0, "binades", "With more headroom than this left, losing some is no regression.",
+            RuleOption("binades", 3.0, "binades", "Least loss of headroom.", f"A factor of 8. {_OWN}"),
+            RuleOption("near", 3.0, "binades", "With less headroom than this the loss is an error.", _OWN),
+            RuleOption("far", 40.0, "binades", "With more headroom than this left, losing some is no regression.",
                     "All of FP16's range, subnormals included; FP32 and BF16 have 128 above 1."),
         ),
         _headroom,
@@ -325,56 +324,56 @@ REGRESSIONS: tuple[Regression, ...] = (
         "PD804", "loss-increased", Severity.ERROR,
         "The loss of the last quarter of the common steps is higher, or non-finite where the baseline's was not.",
         (
-            _option("nats", 0.01, "nats", "Least increase, whatever the loss.", "The usual leading indicator."),
-            _option("relative", 0.05, "fraction", "Least increase relative to the baseline's loss.", _OWN),
+            RuleOption("nats", 0.01, "nats", "Least increase, whatever the loss.", "The usual leading indicator."),
+            RuleOption("relative", 0.05, "fraction", "Least increase relative to the baseline's loss.", _OWN),
         ),
         _loss,
     ),
     Regression(
         "PD805", "new-nonfinite-tensors", Severity.ERROR,
         "Tensors hold NaN or infinities where the baseline's do not; steps a loss scaler skipped are left out.",
-        (), _nonfinite,
+        compare=_nonfinite,
     ),
     Regression(
         "PD806", "lost-updates-increased", Severity.ERROR,
         "More of a weight's intended updates leave it unchanged than in the baseline.",
-        (_option("lost_share", 0.1, "fraction", "Least increase.", _OWN, 1.0),),
+        (fraction("lost_share", 0.1, "Least increase.", _OWN),),
         _MetricChange(("lost",), "lost_share"),
     ),
     Regression(
         "PD807", "tensors-missing", Severity.WARNING,
         "Tensors of the baseline do not occur in the run, so nothing was compared there.",
-        (_option("missing_share", 0.05, "fraction", "Largest share of the baseline's tensors.", _OWN, 1.0),),
-        _missing,
+        (fraction("missing_share", 0.05, "Largest share of the baseline's tensors.", _OWN),),
+        _one_sided,
     ),
     Regression(
         "PD808", "dtype-changed", Severity.ERROR,
         "A tensor is stored in another dtype than in the baseline; a warning if nothing is lost by it.",
-        (), _dtypes,
+        compare=_dtypes,
     ),
     Regression(
         "PD809", "tensors-new", Severity.WARNING,
         "Tensors occur in the run that the baseline does not have, so nothing is known of them.",
-        (_option("new_share", 0.05, "fraction", "Largest number, as a share of the baseline's tensors.", _OWN, 1.0),),
-        _new,
+        (fraction("new_share", 0.05, "Largest number, as a share of the baseline's tensors.", _OWN),),
+        _one_sided,
     ),
     Regression(
         "PD811", "magnitude-changed", Severity.ERROR,
         "A tensor's RMS lies outside the spread of the healthy repeats, over the run or on its first step.",
-        (_option("binades", 0.1, "binades", "Least change, either way.", f"7 %. {_OWN}"),),
+        (RuleOption("binades", 0.1, "binades", "Least change, either way.", f"7 %. {_OWN}"),),
         _MetricChange(("rms", "rms_first"), "binades", 0),
     ),
     Regression(
         "PD812", "zeros-increased", Severity.ERROR,
         "More of a gradient's elements are zero than in the healthy repeats.",
-        (_option("zero_share", 0.05, "fraction", "Least increase.", _OWN, 1.0),),
+        (fraction("zero_share", 0.05, "Least increase.", _OWN),),
         _MetricChange(("zeros",), "zero_share"),
     ),
     Regression(
         "PD813", "rounding-increased", Severity.ERROR,
         "From the same weights and data, a tensor of the first step differs by more than rounding explains.",
         (
-            _option("growth", 5.0, "factor", "By how much rounding errors may grow between modules.",
+            RuleOption("growth", 5.0, "factor", "By how much rounding errors may grow between modules.",
                     "Measured in benchmarks/gating: other threads, libraries and kernels stayed below 0.85 of it."),
         ),
         _rounding,
@@ -382,17 +381,15 @@ REGRESSIONS: tuple[Regression, ...] = (
     Regression(
         "PD814", "skipped-steps-increased", Severity.ERROR,
         "The loss scaler skips more steps than in the baseline.",
-        (_option("skipped_share", 0.1, "fraction", "Least increase.", _OWN, 1.0),),
+        (fraction("skipped_share", 0.1, "Least increase.", _OWN),),
         _skipped,
     ),
     Regression(
         "PD815", "limit-exceeded", Severity.ERROR,
         "A figure of a tensor is beyond a limit given with --fail-if.",
-        (), lambda *_: [], of_gate=True,
     ),
     Regression(
         "PD816", "allowance-expired", Severity.ERROR,
         "An entry of the allow-list is past its date: renew it with a reason, or remove what it allowed.",
-        (), lambda *_: [], of_gate=True,
     ),
 )  # fmt: skip

@@ -12,6 +12,8 @@ from precdoctor.diagnosis.survey.rows import grouped
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.arrays import Bools
 
+#: Kinds of tensors to compare.
+KINDS = ("batch", "input", "output", "grad_output", "weight", "weight_grad", "weight_grad_step", "update")
 #: Most steps whose tensors are compared, evenly spread over the run. Bounds the work.
 MAX_STEPS = 64
 #: Why two runs without a common sampled step cannot be compared.
@@ -88,11 +90,17 @@ def skipped_share(view: RunView, steps: Collection[int]) -> float:
     return len(skipped) / len(wanted) if wanted else 0.0
 
 
-def clean_rows(view: RunView, frame: pd.DataFrame) -> Bools:
-    """Mask of the rows to compare: excludes recomputed activations, and gradients of skipped steps."""
+def clean_rows(
+    view: RunView, measures: Sequence[str], kinds: Sequence[str], columns: Sequence[str], steps: Sequence[int]
+) -> pd.DataFrame:
+    """The measured rows to compare: excludes recomputed activations, and gradients of skipped steps.
+
+    Arguments as for :meth:`.view.RunView.measured`.
+    """
+    frame = view.measured(measures, kinds, columns=("phase", *columns), steps=steps)
     clean: Bools = (frame["phase"] != "recompute").to_numpy()
     skipped = [(p.rank, p.attempt, f.step) for p, steps in view.timeline.items() for f in steps if f.skipped]
     if skipped:
         gradient = frame["kind"].astype(str).str.contains("grad").to_numpy()
         clean = clean & ~(gradient & pd.MultiIndex.from_frame(frame[["rank", "attempt", "step"]]).isin(skipped))
-    return clean
+    return frame[clean]

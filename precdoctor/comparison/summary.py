@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from precdoctor.comparison.steps import clean_rows
+from precdoctor.comparison.steps import KINDS, clean_rows
 from precdoctor.diagnosis.survey.frames import Ints, firsts, groups, histograms, keys, largest, sums
 from precdoctor.diagnosis.survey.measures import Floats, column, format_values
 from precdoctor.diagnosis.survey.rows import Key, known_format, text
@@ -22,10 +22,9 @@ from precdoctor.numerics.tail import flushed_tails
 
 _MEASURES = ("non_finite", "finite", "rms", "multiplier", "intended")
 _COLUMNS = (
-    *("module_class", "phase", "dtype", "order", "at_max", "amax", "amin_nonzero", "sum", *BAD_COUNTS),
+    *("module_class", "dtype", "order", "at_max", "amax", "amin_nonzero", "sum", *BAD_COUNTS),
     *("numel", "zero", "sum_sq", "unchanged", "shape", "exp_lo", "exp_hist"),
 )
-_KINDS = ("batch", "input", "output", "grad_output", "weight", "weight_grad", "weight_grad_step", "update", "loss")
 _FLUSHED_KINDS = ("output", "input", "grad_output", "weight_grad")
 #: Mantissa bits assumed for an unknown dtype, without the leading one: those of float32, so that no limit gets wider.
 _UNKNOWN_BITS = 23
@@ -177,8 +176,7 @@ def summaries(view: RunView, steps: Sequence[int]) -> dict[Key, Summary]:
     Gradients of skipped steps are left out: an overflow that a loss scaler handled does not affect the next clean step.
     """
     view.keep(steps)
-    frame = view.measured(_MEASURES, _KINDS, columns=_COLUMNS, steps=steps)
-    frame = frame[clean_rows(view, frame)]
+    frame = clean_rows(view, _MEASURES, (*KINDS, "loss"), _COLUMNS, steps)
     if frame.empty:
         return {}
     tensors = groups(frame, IDENTITY)

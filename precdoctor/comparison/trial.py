@@ -317,13 +317,9 @@ def _sort_key(plan: PlanFile, cast: CastOutcome) -> float:
 def _gradients(before: RunView, after: RunView, steps: Sequence[int]) -> Iterator[GradientRatio]:
     if not steps:
         return
-    frames = []
-    for view in (before, after):
-        frame = view.measured(
-            ("rms", "multiplier", "zero_share"), ("weight_grad",), columns=("phase", "numel"), steps=steps
-        )
-        frames.append(frame[clean_rows(view, frame)])
-    pairs = pair_rows(frames[0], frames[1], {})
+    measures = ("rms", "multiplier", "zero_share")
+    theirs, ours = (clean_rows(view, measures, ("weight_grad",), ("numel",), steps) for view in (before, after))
+    pairs = pair_rows(theirs, ours, {})
     if not len(pairs.tensor):
         return
     table = pairs.first[["step", "root", "module"]].astype({"root": str, "module": str})

@@ -149,15 +149,13 @@ def _gate(
     from precdoctor.comparison.baseline_file import read_baseline
     from precdoctor.comparison.fail_if import parse_limit
     from precdoctor.comparison.gate import gate
-    from precdoctor.comparison.regressions import REGRESSIONS
-    from precdoctor.diagnosis.registry import RULES
     from precdoctor.runlog import open_run
 
     return gate(
         [open_run(path) for path in paths],
         read_baseline(baseline) if baseline is not None else None,
         limits=[parse_limit(text) for text in limits],
-        allowances=read_allowances(allow, (*RULES, *REGRESSIONS)) if allow is not None else (),
+        allowances=read_allowances(allow) if allow is not None else (),
         **options,
     )
 

@@ -104,22 +104,30 @@ def _grid(rows: Iterable[tuple[str, RenderableType]]) -> RenderableType:
     return Padding(facts(rows, gap=1, width=_LABEL), (0, 0, 0, 2))
 
 
-def _facts(finding: Finding, console: Console) -> Iterator[tuple[str, RenderableType]]:
+def stated_facts(finding: Finding) -> Iterator[tuple[str, str, str]]:
+    """``(label, text, line of code or "")`` of the facts of a finding, in the order of every report."""
     location, evidence = finding.location, finding.evidence
-    if where := place(finding):
-        yield "where", Text(where)
-    if location.source is not None:
-        yield "source", _source(location.source)
-    if location.op:
-        yield "op", Text(clean(location.op))
-    if finding.cause:
-        yield "cause", Text(clean(finding.cause))
-    detected = evidence.get("detected_at")
-    if isinstance(detected, Source):
-        yield "seen at", _source(detected)
-    if finding.confidence < 1.0:
-        reason = evidence.get("confidence_reason")
-        yield "certainty", Text(percent(finding.confidence) + (f": {clean(reason)}" if reason else ""))
+    reason = evidence.get("confidence_reason")
+    sure = finding.confidence >= 1.0
+    facts = (
+        ("where", place(finding)),
+        ("source", location.source),
+        ("op", location.op),
+        ("cause", finding.cause),
+        ("seen at", evidence.get("detected_at")),
+        ("certainty", "" if sure else percent(finding.confidence) + (f": {clean(reason)}" if reason else "")),
+    )
+    for label, fact in facts:
+        if isinstance(fact, Source):
+            yield label, clean(fact.place), clean((fact.code or "").strip())
+        elif isinstance(fact, str) and fact:
+            yield label, clean(fact), ""
+
+
+def _facts(finding: Finding, console: Console) -> Iterator[tuple[str, RenderableType]]:
+    evidence = finding.evidence
+    for label, text, code in stated_facts(finding):
+        yield label, Text.assemble(text, (f"  {code}" if code else "", "pd.code"))
     if trend := _trend(evidence.get("history"), console):
         yield "before", Text(trend)
     if (bar := _range(evidence.get("range"), console)) is not None:
@@ -137,13 +145,6 @@ def _consequences(consequences: Sequence[Mapping[str, Any]]) -> Text:
     if len(consequences) > _ALSO:
         lines.append(f"and {len(consequences) - _ALSO} more")
     return Text("\n".join(lines))
-
-
-def _source(source: Source) -> Text:
-    line = Text(clean(source.place))
-    if source.code:
-        line.append(f"  {clean(source.code.strip())}", "pd.code")
-    return line
 
 
 def _trend(history: Any, console: Console) -> str:

@@ -36,8 +36,9 @@ def junit(report: Report) -> str:
     A finding at or above the failing level is a failure; a finding below it passes, with its text in ``system-out``. A
     rule or check that was not evaluated is skipped. A verdict that cannot be trusted (exit status 3) is an error.
     """
-    suites = [(run, _checks(checks)) for run, checks in _by_run(report)] if report.gate is not None else []
-    if report.gate is None:
+    if (gate := report.gate) is not None:
+        suites = [(run, _checks([c for c in gate.checks if c.run == run])) for run in gate.runs]
+    else:
         suites = [(str(report.diagnosis.run.get("path", "run")), _rules(report))]
     if report.exit_code == ExitCode.UNTRUSTWORTHY:
         reasons = report.distrust or ["rows were lost or the log is damaged"]
@@ -49,11 +50,6 @@ def junit(report: Report) -> str:
         root.set(attribute, str(sum(int(suite.get(attribute, "0")) for suite in root)))
     ET.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
-
-
-def _by_run(report: Report) -> list[tuple[str, list[GateCheck]]]:
-    gate = report.gate
-    return [] if gate is None else [(run, [c for c in gate.checks if c.run == run]) for run in gate.runs]
 
 
 def _checks(checks: Sequence[GateCheck]) -> list[_Case]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from precdoctor.diagnosis.claims.finding import Finding, Source, Status
+from precdoctor.diagnosis.claims.finding import Finding, Status
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.ranking.ending import ending
-from precdoctor.reporting.finding_view import place, predicted_effect
+from precdoctor.reporting.finding_view import place, predicted_effect, stated_facts
 from precdoctor.reporting.outputs import Report
 from precdoctor.reporting.run_head import run_facts
 from precdoctor.reporting.text import clean, clean_block, not_neutral, recording_cost
@@ -101,15 +101,9 @@ def _finding(finding: Finding) -> Iterator[str]:
     yield ""
     yield prose(finding.message)
     yield ""
-    if (source := finding.location.source) is not None:
-        yield f"- source: {_source(source)}"
-    if finding.location.op:
-        yield f"- op: {code(finding.location.op)}"
-    if finding.cause:
-        yield f"- cause: {code(finding.cause)}"
-    detected = finding.evidence.get("detected_at")
-    if isinstance(detected, Source):
-        yield f"- seen at: {_source(detected)}"
+    for label, text, line in stated_facts(finding):
+        if label not in ("where", "certainty"):
+            yield f"- {label}: {code(text)}{' ' + code(line) if line else ''}"
     if resume := finding.resume_words:
         yield f"- resume {escaped(resume)}"
     for prescription in finding.prescriptions:
@@ -120,11 +114,6 @@ def _finding(finding: Finding) -> Iterator[str]:
             yield _block(prescription.snippet)
             yield ""
     yield ""
-
-
-def _source(source: Source) -> str:
-    text = code(source.place)
-    return f"{text} {code(source.code.strip())}" if source.code else text
 
 
 def _checks(report: Report) -> Iterator[str]:
@@ -147,8 +136,8 @@ def _rules(report: Report) -> Iterator[str]:
     rules = report.diagnosis.rules
     if not rules:
         return
-    judged = sum(r.status in (Status.PASSED, Status.FAILED) for r in rules)
-    yield f"<details><summary>{plural(judged, 'rule')} checked, {report.passed_rules} passed</summary>"
+    passed, failed = (sum(r.status is status for r in rules) for status in (Status.PASSED, Status.FAILED))
+    yield f"<details><summary>{plural(passed + failed, 'rule')} checked, {passed} passed</summary>"
     yield ""
     yield "| rule | | what was seen |"
     yield "|---|---|---|"

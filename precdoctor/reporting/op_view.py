@@ -34,15 +34,13 @@ def print_ops(found: OpComparison, console: Console, *, concise: bool = False) -
     console.print()
     style, *lines = verdict(found)
     console.print(Text(lines[0], style))
-    first = found.first
-    if first is not None and (origin := first.origin) is not None:
-        for source in sources(origin):
-            console.print(Padding(Text(source, "pd.code"), (0, 0, 0, 2)))
+    for source in sources(found):
+        console.print(Padding(Text(source, "pd.code"), (0, 0, 0, 2)))
     for line in lines[1:]:
         console.print(Padding(Text(line), (0, 0, 0, 2)))
-    if first is not None and first.origin is not None and not concise:
-        _print_tensors(first.origin, console)
-        _print_tree(first, first.origin, console)
+    if found.first is not None and found.origin is not None and not concise:
+        _print_tensors(found.origin, console)
+        _print_tree(found.first, console)
     for note in found.notes:
         console.print(Text(f"{clean(note[:1].upper() + note[1:])}.", "pd.near"))
 
@@ -86,7 +84,7 @@ def verdict(found: OpComparison) -> list[str]:
         lines.append(f"{plural(before, 'op')} before it differ within what formats and operands explain.")
     else:
         lines.append("All ops before it that both runs have are equal in every bit.")
-    if (outcome := first.outcome(origin)) is not None and op.phase in ("forward", "loss"):
+    if (outcome := first.outcome) is not None and op.phase in ("forward", "loss"):
         lines.append(f"At the end of the forward pass the distance is {apart(outcome)} (relative L2).")
     if origin.explained:
         what = f"Nothing differs beyond what formats explain; the first bits differ at {where}: "
@@ -94,13 +92,15 @@ def verdict(found: OpComparison) -> list[str]:
     return ["pd.strong", f"The runs part at {where}: {clean(place_of(origin))}{phase}", *lines]
 
 
-def sources(difference: Difference) -> list[str]:
-    """File, line and code of the op: one line, or one for each run if they differ."""
-    lines = []
-    for op in (difference.a, difference.b):
+def sources(found: OpComparison) -> list[str]:
+    """File, line and code of the op that differs: one line, or one for each run if they differ; empty if none does."""
+    lines: list[str] = []
+    if (origin := found.origin) is None:
+        return lines
+    for op in (origin.a, origin.b):
         if op is not None and op.file is not None:
             code = f"  {clean(op.code)}" if op.code else ""
-            name = f"{clean(op.name)} at " if op.name != difference.op.name else ""
+            name = f"{clean(op.name)} at " if op.name != origin.op.name else ""
             lines.append(f"{name}{clean(op.source)}{code}")
     return list(dict.fromkeys(lines))
 
@@ -150,8 +150,8 @@ def _print_tensors(difference: Difference, console: Console) -> None:
     console.print(Padding(shown, (0, 0, 0, 2)))
 
 
-def _print_tree(first: ListComparison, origin: Difference, console: Console) -> None:
-    tree = branches(first, origin)
+def _print_tree(first: ListComparison, console: Console) -> None:
+    tree = branches(first)
     ops = sum(len(branch.ops) for branch in tree)
     if not tree:
         console.print("\nNo other op follows from it.")
@@ -185,7 +185,6 @@ def growth(branch: Branch) -> str:
 def ops_section(found: OpComparison) -> dict[str, Any]:
     """The ``compare_ops`` object of the JSON report."""
     first = found.first
-    origin = first.origin if first is not None else None
     return {
         "a": found.a,
         "b": found.b,
@@ -202,10 +201,8 @@ def ops_section(found: OpComparison) -> dict[str, Any]:
         "step": first.step if first is not None else None,
         "rank": first.rank if first is not None else None,
         "first": _difference(first.first) if first is not None else None,
-        "origin": _difference(origin),
-        "following": [
-            _difference(d) for _, d in (first.following(origin) if first is not None and origin is not None else [])
-        ][:JSON_OPS],
+        "origin": _difference(found.origin),
+        "following": [_difference(d) for _, d in (first.following if first is not None else [])][:JSON_OPS],
         "notes": list(found.notes),
     }
 

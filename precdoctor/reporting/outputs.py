@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import IO, TYPE_CHECKING
 
-from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, Status
+from precdoctor.diagnosis.claims.finding import Diagnosis, Finding
 from precdoctor.diagnosis.ranking.verdict import ExitCode, at_or_above, untrustworthy
 
 if TYPE_CHECKING:
@@ -61,11 +61,6 @@ class Report:
             return words
         verdict = {ExitCode.CLEAN: "passed", ExitCode.FINDINGS: "failed"}
         return f"{verdict.get(ExitCode(self.exit_code), 'no trustworthy verdict')}: {words[0].lower()}{words[1:]}"
-
-    @property
-    def passed_rules(self) -> int:
-        """Number of rules that were evaluated and found nothing."""
-        return sum(rule.status is Status.PASSED for rule in self.diagnosis.rules)
 
 
 Writer = Callable[[Report, IO[str]], None]

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
-from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.offline.whatif.inference_plan import InferencePlan, TensorPlan
 from precdoctor.diagnosis.offline.whatif.native import not_native
 from precdoctor.diagnosis.offline.whatif.plan import WIDE, ModulePlan, OperandPlan, Plan
 from precdoctor.reporting.json_report import answer_head
 from precdoctor.reporting.run_head import print_head
 from precdoctor.reporting.tables import Name, folded, left, right, table
-from precdoctor.reporting.text import clean, module_label, several_models, size
+from precdoctor.reporting.text import clean, module_label, several_models, tensor_label
 from precdoctor.reporting.whatif_report import cache, described
 from precdoctor.reporting.whatif_view import cache_words, decibels
 from precdoctor.runlog.atomic import jsonable
+from precdoctor.runlog.toml import toml_value
 
 _STYLES = {"fp8": "pd.good", "mxfp8": "pd.good", "bf16": "", WIDE: "pd.near"}
 _WORDS = {
@@ -34,10 +35,12 @@ _WORDS = {
 
 def print_plan(plan: Plan, run: Mapping[str, Any], console: Console, *, remark: str | None = None) -> None:
     """Print a plan for training: ``remark`` on the run, table, memory saved, and assumptions."""
-    _print_head(run, console, "Precision plan", remark)
     counts = Counter(m.precision for m in plan.modules)
-    for name in (name for name in _WORDS if counts[name]):
-        console.print(Text.assemble((f"{name:<6}", _STYLES[name]), f"{plural(counts[name], 'module')}: {_WORDS[name]}"))
+    totals = [
+        Text.assemble((f"{name:<6}", _STYLES[name]), f"{plural(counts[name], 'module')}: {words}")
+        for name, words in _WORDS.items()
+        if counts[name]
+    ]
     module, why = {"header": "module", "ratio": 2}, folded("why not narrower", ratio=3)
     shown = table(module, *left("precision"), *right("flushed", "SQNR"), *why)
     several = several_models((m.root, m.module) for m in plan.modules)
@@ -51,22 +54,33 @@ def print_plan(plan: Plan, run: Mapping[str, Any], console: Console, *, remark: 
             "–" if worst is None else decibels(worst.prediction.sqnr_db.estimate),
             clean(m.reason),
         )
-    console.print(Padding(shown, (1, 0, 0, 0)))
-    console.print()
-    for line in _lines(plan, run):
-        console.print(Text(line))
+    _print(run, console, "Precision plan", remark, totals, shown, _lines(plan, run))
 
 
-def _print_head(run: Mapping[str, Any], console: Console, title: str, remark: str | None) -> None:
+def _print(
+    run: Mapping[str, Any],
+    console: Console,
+    title: str,
+    remark: str | None,
+    totals: Iterable[Text],
+    shown: Table,
+    lines: Iterable[str],
+) -> None:
     print_head(run, console, title)
     if remark is not None:
         console.print(Text(remark, "pd.near"))
+    for total in totals:
+        console.print(total)
+    console.print(Padding(shown, (1, 0, 0, 0)))
+    console.print()
+    for line in lines:
+        console.print(Text(line))
 
 
 def _lines(plan: Plan, run: Mapping[str, Any]) -> Iterator[str]:
     """The sentences below the table: memory saved, assumptions, warnings."""
-    memory = plan.memory
-    weights, inputs = (" -> ".join(size(count) for count in pair) for pair in (memory.weights, memory.inputs))
+    pairs = (plan.memory.weights, plan.memory.inputs)
+    weights, inputs = (" -> ".join(memory(count) for count in pair) for pair in pairs)
     yield (
         f"Weights as products take them: {weights}; inputs kept for the backward pass: {inputs} per micro-step. "
         "Master weights, gradients and optimizer state stay as they are."
@@ -79,14 +93,12 @@ def _lines(plan: Plan, run: Mapping[str, Any]) -> Iterator[str]:
     yield from filter(None, [not_native(plan.recipes, run.get("device"))])
 
 
-def document(plan: Plan, run: Mapping[str, Any]) -> dict[str, Any]:
-    """A plan for training as JSON values."""
+def document(plan: Plan, run: Mapping[str, Any], remark: str | None = None) -> dict[str, Any]:
+    """A plan for training as JSON values; a ``remark`` on the run is the first of its warnings."""
     return {
         **answer_head(run),
         "plan": {
-            "first_step": plan.steps[0],
-            "last_step": plan.steps[-1],
-            "recorded_steps": len(plan.steps),
+            **_steps(plan),
             "horizon": plan.horizon,
             "target": jsonable(plan.target),
             "precisions": _WORDS,
@@ -94,11 +106,19 @@ def document(plan: Plan, run: Mapping[str, Any]) -> dict[str, Any]:
                 name: dict(zip(("now_bytes", "plan_bytes"), getattr(plan.memory, name), strict=True))
                 for name in ("weights", "inputs")
             },
-            "not_native": not_native(plan.recipes, run.get("device")),
-            "warnings": list(plan.warnings),
+            **_caveats(plan, run, remark),
         },
         "modules": [_module(m) for m in plan.modules],
     }
+
+
+def _steps(plan: Plan | InferencePlan) -> dict[str, int]:
+    return {"first_step": plan.steps[0], "last_step": plan.steps[-1], "recorded_steps": len(plan.steps)}
+
+
+def _caveats(plan: Plan | InferencePlan, run: Mapping[str, Any], remark: str | None) -> dict[str, Any]:
+    warnings = [*filter(None, [remark]), *plan.warnings]
+    return {"not_native": not_native(plan.recipes, run.get("device")), "warnings": warnings}
 
 
 def _module(m: ModulePlan) -> dict[str, Any]:
@@ -144,58 +164,39 @@ def toml(document: Mapping[str, Any]) -> str:
 
 
 def _pairs(table: Mapping[str, Any]) -> list[str]:
-    return [f"{key} = {_value(value)}" for key, value in table.items() if value is not None]
-
-
-def _value(value: Any) -> str:
-    """A TOML value; control characters and lone surrogates, which TOML forbids, become visible escapes."""
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(_pairs(value)) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(_value(v) for v in value) + "]"
-    if isinstance(value, float) and value == int(value) and abs(value) < 1e15:
-        return f"{value:.1f}"
-    return json.dumps(clean(value) if isinstance(value, str) else value, ensure_ascii=False)
+    return [f"{key} = {toml_value(value, clean)}" for key, value in table.items() if value is not None]
 
 
 def print_inference_plan(
     plan: InferencePlan, run: Mapping[str, Any], console: Console, *, remark: str | None = None
 ) -> None:
     """Print a plan for inference: ``remark`` on the run, table, memory saved, and assumptions."""
-    _print_head(run, console, f"Plan for inference, SQNR at least {plan.target.min_sqnr_db:g} dB", remark)
-    for kinds, words in ((("weight",), "weight"), (("kv_key", "kv_value"), "cache")):
+    totals = []
+    for kinds, words in ((("weight",), "weight"), (("kv_key", "kv_value"), "cache tensor")):
         counts = Counter(_choice(t) for t in plan.tensors if t.seen.key.kind in kinds)
-        for choice, count in counts.most_common():
-            console.print(Text(f"{choice}: {plural(count, f'{words} tensor' if words == 'cache' else words)}"))
+        totals += [Text(f"{choice}: {plural(count, words)}") for choice, count in counts.most_common()]
     tensor, why = {"header": "tensor", "ratio": 2}, folded("why not narrower", ratio=2)
     shown = table(tensor, *left("format"), *right("bits", "SQNR"), *why)
     several = several_models((t.seen.key.root, t.seen.key.module) for t in plan.tensors)
     for t in plan.tensors:
+        key = t.seen.key
         shown.add_row(
-            Name(_place(t, several)),
+            Name(tensor_label(module_label(key.root, key.module, several=several), key.kind, key.name)),
             Text(_choice(t), "pd.near" if t.recipe is None else "pd.good"),
             f"{t.bits:.4g}",
             "–" if t.prediction is None else decibels(t.prediction.sqnr_db.estimate),
             clean(t.reason),
         )
-    console.print(Padding(shown, (1, 0, 0, 0)))
-    console.print()
-    for line in _inference_lines(plan, run):
-        console.print(Text(line))
+    title = f"Plan for inference, SQNR at least {plan.target.min_sqnr_db:g} dB"
+    _print(run, console, title, remark, totals, shown, _inference_lines(plan, run))
 
 
 def _choice(t: TensorPlan) -> str:
     return _WORDS[WIDE] if t.recipe is None else t.recipe.short()
 
 
-def _place(t: TensorPlan, several: bool) -> str:
-    key = t.seen.key
-    name = "" if key.kind == "weight" and key.name == "weight" else key.name
-    return " ".join(word for word in (module_label(key.root, key.module, several=several), key.kind, name) if word)
-
-
 def _inference_lines(plan: InferencePlan, run: Mapping[str, Any]) -> Iterator[str]:
-    now, then = (size(count) for count in plan.weights)
+    now, then = (memory(count) for count in plan.weights)
     yield f"Weights: {now} -> {then}. What has no weight matrix (norms, biases) stays as it is."
     if plan.cache:
         yield cache_words(plan.cache, "under the plan")
@@ -204,8 +205,8 @@ def _inference_lines(plan: InferencePlan, run: Mapping[str, Any]) -> Iterator[st
     yield from filter(None, [not_native(plan.recipes, run.get("device"))])
 
 
-def inference_document(plan: InferencePlan, run: Mapping[str, Any]) -> dict[str, Any]:
-    """A plan for inference as JSON values: modules with their tensors by kind."""
+def inference_document(plan: InferencePlan, run: Mapping[str, Any], remark: str | None = None) -> dict[str, Any]:
+    """A plan for inference as JSON values: modules with their tensors by kind; ``remark`` as in :func:`document`."""
     modules: dict[tuple[str, str], dict[str, Any]] = {}
     for t in plan.tensors:
         key = t.seen.key
@@ -221,14 +222,11 @@ def inference_document(plan: InferencePlan, run: Mapping[str, Any]) -> dict[str,
         **answer_head(run),
         "plan": {
             "of": "inference",
-            "first_step": plan.steps[0],
-            "last_step": plan.steps[-1],
-            "recorded_steps": len(plan.steps),
+            **_steps(plan),
             "min_sqnr_db": plan.target.min_sqnr_db,
             "weights": dict(zip(("now_bytes", "plan_bytes"), plan.weights, strict=True)),
             "cache": cache(plan.cache),
-            "not_native": not_native(plan.recipes, run.get("device")),
-            "warnings": list(plan.warnings),
+            **_caveats(plan, run, remark),
         },
         "modules": list(modules.values()),
     }

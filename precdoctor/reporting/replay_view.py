@@ -25,7 +25,7 @@ from precdoctor.reporting.formats_view import error
 from precdoctor.reporting.run_head import print_head
 from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.tables import folded, grid, left, right
-from precdoctor.reporting.text import clean, number, power, spans
+from precdoctor.reporting.text import clean, number, power, spans, tensor_label
 
 _SHOWN_STEPS = 4
 _CAVEAT = "Recorded gradients are taken as they are: skipping other steps would change later ones a little."
@@ -36,11 +36,6 @@ def _table(console: Console, *columns: str) -> Table:
     first, *others = columns
     numbers = ({"header": title, "justify": "right"} for title in others)
     return tables.table(*folded(first), *numbers, gap=2 if console.width >= 100 else 1)
-
-
-def _label(root: str, module: str, kind: str, name: str) -> str:
-    """The label of a tensor: ``blocks.0.attn weight_grad bias``; a name equal to the kind is left out."""
-    return clean(" ".join(word for word in (module or root, kind, "" if name == kind else name) if word))
 
 
 def _notes(notes: Sequence[str], console: Console) -> None:
@@ -141,7 +136,7 @@ def _print_culprits(answer: LossScaleReplay, console: Console) -> None:
     by_tensor = grouped(((c.root, c.module, c.kind, c.name), c) for c in answer.culprits)
     table = _table(console, "tensor", "overflows", "at steps", "seen")
     for (root, module, kind, name), found in sorted(by_tensor.items(), key=lambda item: -len(item[1])):
-        label = _label(root, module, kind, name)
+        label = clean(tensor_label(module or root, kind, name))
         if any(c.forward for c in found):
             label += " (forward: no loss scale mends it)"
         how = ", ".join(sorted({c.how for c in found}))
@@ -217,7 +212,8 @@ def _tensors(replay: RecipeReplay, worst: int, console: Console) -> Table:
             furthest = f"{t.worst.binades:.1f} binades, step {t.worst.step}" if t.worst else "–"
             padding = "–" if t.padding_binades is None else f"{round(t.padding_binades, 1) + 0.0:.1f}"
             cells += [f"{t.stale_steps} of {t.steps}", furthest, padding]
-        table.add_row(Text(_label(t.root, t.module, t.kind, t.name), "pd.bad" if t.stale_steps else ""), *cells)
+        label = clean(tensor_label(t.module or t.root, t.kind, t.name))
+        table.add_row(Text(label, "pd.bad" if t.stale_steps else ""), *cells)
     return table
 
 

@@ -1,4 +1,4 @@
-"""Prints the list of rules, and the page of one rule, regression or indicator, for ``explain``."""
+"""Prints the list of rules, and the page of one rule or regression, for ``explain``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from precdoctor.comparison.leading import DIFFERENCES, INDICATORS, Indicator
+from precdoctor.comparison.compare import FIRST_DIFFERENCE
+from precdoctor.comparison.leading import INDICATORS
 from precdoctor.comparison.regressions import REGRESSIONS, Regression
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.reporting.tables import grid, left
@@ -18,8 +19,8 @@ from precdoctor.reporting.text import clean, clean_block
 
 def print_rules(families: Iterable[tuple[str, Sequence[Rule]]], console: Console) -> None:
     """Print code, name and severity of every rule, by family, and of the checks of gate, compare and record."""
-    against: list[Regression | Indicator] = sorted([*REGRESSIONS, *DIFFERENCES], key=lambda entry: entry.code)
-    checked: list[tuple[str, Sequence[Rule | Regression | Indicator]]] = [
+    against = sorted([*REGRESSIONS, FIRST_DIFFERENCE], key=lambda entry: entry.code)
+    checked: list[tuple[str, Sequence[Rule | Regression]]] = [
         *families,
         ("Against another run, gate and compare also check", against),
         ("With record --reference, a running training is also held against a healthy one", INDICATORS),
@@ -36,43 +37,33 @@ def print_rules(families: Iterable[tuple[str, Sequence[Rule]]], console: Console
     console.print(Text("The page of one: precdoctor explain PD101", "pd.quiet"))
 
 
-def print_page(rule: Rule, console: Console) -> None:
-    """Print the page of a rule."""
-    _print_head(rule, console, rule.severity_words)
-    page = rule.page
-    sections = (
-        ("What it finds", page.finds),
-        ("Why it matters", page.matters),
-        ("Example", page.example),
-        ("What to do", page.remedy),
-        ("Options", _options(rule)),
-        ("Confidence", page.confidence),
-        ("References", "\n".join(f"- {reference}" for reference in page.references)),
-    )
-    for title, text in sections:
+def print_page(entry: Rule | Regression, console: Console) -> None:
+    """Print the page of a rule, or the meaning and the options of a regression."""
+    severity = entry.severity_words if isinstance(entry, Rule) else entry.severity.value
+    head = ((entry.code, "pd.strong"), f"  {clean(entry.name)}  ", (severity, f"pd.{entry.severity.value}"))
+    console.print(Text.assemble(*head))
+    if isinstance(entry, Regression):
+        console.print(Text(f"\n{clean(entry.doc)} {entry.checked}"))
+    for title, text in _sections(entry):
         if text.strip():
             console.print(Text(f"\n{title}", "pd.strong"))
             _print_block(reflow(clean_block(text.strip("\n"))), console)
 
 
-def print_regression(regression: Regression, console: Console) -> None:
-    """Print the page of a regression: its meaning and its options."""
-    _print_head(regression, console, regression.severity.value)
-    console.print(Text(f"\n{clean(regression.doc)} Checked by gate with a baseline."))
-    if regression.options:
-        console.print(Text("\nOptions", "pd.strong"))
-        _print_block(clean_block(_options(regression)), console)
-
-
-def print_indicator(indicator: Indicator, console: Console) -> None:
-    """Print the page of an indicator."""
-    _print_head(indicator, console, indicator.severity.value)
-    console.print(Text(f"\n{clean(indicator.doc)} {indicator.checked}"))
-
-
-def _print_head(entry: Rule | Regression | Indicator, console: Console, severity: str) -> None:
-    head = ((entry.code, "pd.strong"), f"  {clean(entry.name)}  ", (severity, f"pd.{entry.severity.value}"))
-    console.print(Text.assemble(*head))
+def _sections(entry: Rule | Regression) -> list[tuple[str, str]]:
+    options = ("Options", _options(entry))
+    if isinstance(entry, Regression):
+        return [options]
+    page = entry.page
+    return [
+        ("What it finds", page.finds),
+        ("Why it matters", page.matters),
+        ("Example", page.example),
+        ("What to do", page.remedy),
+        options,
+        ("Confidence", page.confidence),
+        ("References", "\n".join(f"- {reference}" for reference in page.references)),
+    ]
 
 
 def _print_block(text: str, console: Console) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -19,6 +20,12 @@ def print_head(run: Mapping[str, Any], console: Console, question: str = "") -> 
     console.print(Text(run_facts(run)))
     if question:
         console.print(Text.assemble("\n", (question, "pd.strong")))
+
+
+def run_name(path: Path) -> str:
+    """The name of a run directory; its parent's if it is called ``run``."""
+    path = path.resolve()
+    return clean(path.parent.name if path.name == "run" else path.name, 120)
 
 
 def print_ending(run: Mapping[str, Any], console: Console) -> None:

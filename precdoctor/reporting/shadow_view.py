@@ -31,18 +31,20 @@ _KINDS = {
     "weight_grad": "weight gradient",
 }
 _STYLES = {"precision": "pd.bad", "clean": "pd.good", "indeterminate": "pd.near", "nothing-reduced": "pd.near"}
+#: What a run without a comparison has to show.
+NOTHING = Shadowed("", None, (), ())
 _BAR = 12
 _SPARK = 24
 
 
-def verdict(found: Shadowed | None, limits: Limits) -> tuple[str, str]:
+def verdict(found: Shadowed, limits: Limits) -> tuple[str, str]:
     """``(verdict, sentence)``: ``precision``, ``clean``, ``nothing-reduced`` or ``indeterminate``, and its reason."""
-    if found is None:
-        return "indeterminate", "No answer: no step was reached that was to be compared."
     if not found.steps:
         if found.nothing_reduced:
             return "nothing-reduced", _nothing_reduced(found)
-        step, why = found.refused[0] if found.refused else (0, "nothing was compared")
+        if not found.refused:
+            return "indeterminate", "No answer: no step was reached that was to be compared."
+        step, why = found.refused[0]
         return "indeterminate", f"No answer: step {step} could not be compared: {clean(why, 300)}."
     if guilty := limits.guilty(found):
         return "precision", _guilty(found, guilty, limits)
@@ -163,14 +165,14 @@ def growth(found: Shadowed, *, ascii_only: bool) -> Iterator[tuple[str, str, str
             yield heading, sparkline([e for _, e in line], _SPARK, ascii_only=ascii_only, log=True), words
 
 
-def print_full(found: Shadowed | None, run: Mapping[str, Any], console: Console, limits: Limits, *, worst: int) -> None:
+def print_full(found: Shadowed, run: Mapping[str, Any], console: Console, limits: Limits, *, worst: int) -> None:
     """Print the full report; the table lists at most ``worst`` pieces of code."""
     state, sentence = verdict(found, limits)
     console.print(Text(clean(run.get("path", "")), "pd.quiet"), soft_wrap=True)
     console.print(Text(run_facts(run), "pd.quiet"))
     console.print(Text("\n" + sentence, _STYLES[state]))
-    if found is None or not found.steps:
-        for line in notes(found) if found is not None else ():
+    if not found.steps:
+        for line in notes(found):
             console.print(Text(line, "pd.quiet"))
         return
     console.print(Text(scope(found) + ".", "pd.quiet"))
@@ -216,19 +218,18 @@ def _bar(error: float | None, u: float, limits: Limits, *, ascii_only: bool) -> 
     return ("#" if ascii_only else "━") * max(1, min(_BAR, round(height * _BAR)))
 
 
-def print_concise(found: Shadowed | None, console: Console, limits: Limits) -> None:
+def print_concise(found: Shadowed, console: Console, limits: Limits) -> None:
     """Print a line per piece that fails the limits, then the verdict."""
-    for p in limits.guilty(found) if found is not None else ():
-        assert found is not None
+    for p in limits.guilty(found):
         errors = f"{units(p.local, found.u)} by itself, {units(p.accumulated, found.u)} all the way"
         console.print(f"{clean(p.place)} {_KINDS[p.kind]}: step {p.step}: {errors}", soft_wrap=True)
     console.print(verdict(found, limits)[1], soft_wrap=True)
 
 
-def markdown(found: Shadowed | None, run: Mapping[str, Any], limits: Limits, *, worst: int) -> str:
+def markdown(found: Shadowed, run: Mapping[str, Any], limits: Limits, *, worst: int) -> str:
     """The report as a section of a Markdown page."""
     lines = ["## Is it precision?", "", run_facts(run), "", f"**{_plain(verdict(found, limits)[1])}**", ""]
-    if found is not None and found.steps:
+    if found.steps:
         lines += [scope(found) + ".", "", "| worst by its own error | of its | own error | all the way | step |"]
         lines += ["|---|---|---:|---:|---:|"]
         for p in _ranked(found, limits)[:worst]:
@@ -236,7 +237,7 @@ def markdown(found: Shadowed | None, run: Mapping[str, Any], limits: Limits, *, 
             lines.append(f"| `{_plain(clean(p.place)).replace('`', chr(39))}` | {' | '.join(cells)} |")
         for what, drawn, words in growth(found, ascii_only=False):
             lines += ["", f"Along the depth, {_plain(clean(what))}: `{drawn}` {_plain(clean(words))}"]
-    lines += ["", *notes(found)] if found is not None else []
+    lines += ["", *notes(found)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -244,26 +245,26 @@ def _plain(words: str) -> str:
     return words.replace("|", "\\|").replace("<", "&lt;")
 
 
-def document(found: Shadowed | None, run: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+def document(found: Shadowed, run: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
     """The report as JSON values, with all pieces of code in order of execution; infinities are the string "Infinity".
 
-    ``found`` is None if no step was compared; ``run`` is as in a diagnosis.
+    ``run`` is as in a diagnosis.
     """
     state, sentence = verdict(found, limits)
-    guilty = limits.guilty(found) if found is not None else []
+    guilty = limits.guilty(found)
     return {
         **answer_head(run),
         "verdict": state,
         "sentence": sentence,
-        "reference": found.reference if found is not None else None,
-        "narrowest": found.fmt.dtype if found is not None and found.fmt is not None else None,
-        "u": found.u if found is not None and found.fmt is not None else None,
+        "reference": found.reference or None,
+        "narrowest": found.dtype or None,
+        "u": found.u or None,
         "limits": jsonable(asdict(limits)),
-        "steps": list(found.steps) if found is not None else [],
-        "refused": [{"step": s, "why": why} for s, why in found.refused] if found is not None else [],
-        "bit_for_bit": found.exact if found is not None and found.steps else None,
-        "notes": list(found.notes) if found is not None else [],
-        "pieces": [_piece(p, found.u, p in guilty) for p in found.pieces] if found is not None else [],
+        "steps": list(found.steps),
+        "refused": [{"step": s, "why": why} for s, why in found.refused],
+        "bit_for_bit": found.exact if found.steps else None,
+        "notes": list(found.notes),
+        "pieces": [_piece(p, found.u, p in guilty) for p in found.pieces],
     }
 
 

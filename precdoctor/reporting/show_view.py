@@ -12,17 +12,23 @@ from rich.text import Text
 
 from precdoctor.diagnosis.analyses.op_dtypes import OpDtypes, Pattern, patterns
 from precdoctor.diagnosis.analyses.scans import Scan
-from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.run_head import print_ending, print_head
 from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.summary import Summary, TensorSummary
 from precdoctor.reporting.tables import Name, facts, folded, grid, left, right, table
-from precdoctor.reporting.text import clean, factor, module_label, not_neutral, number, power, recording_cost, size
+from precdoctor.reporting.text import (
+    SERIES,
+    clean,
+    factor,
+    lost_rows,
+    module_label,
+    not_neutral,
+    number,
+    recording_cost,
+)
 
-#: Titles of the series of the timeline, and whether they are drawn on a logarithmic scale.
-_SERIES = {"loss": ("loss", False), "grad_norm": ("gradient norm", True), "lr": ("learning rate", False)}
-_SERIES |= {"loss_scale": ("loss scale", True)}
 #: From this width on, module and tensor have a column each.
 _ROOMY = 100
 #: Words for the reasons of a deep scan.
@@ -63,7 +69,7 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
         every, budget = options.get("every", 1), options.get("budget", 0.01)
         yield "sampling", f"every {every}" if every is not None else f"within a budget of {percent(float(budget))}"
     rows = ", ".join(plural(count, f"{name.removesuffix('s')} row") for name, count in summary.rows.items())
-    yield "log", f"{rows}, {size(summary.size)}"
+    yield "log", f"{rows}, {memory(summary.size)}"
     if summary.kinds:
         yield "kinds", ", ".join(f"{kind} {number(count)}" for kind, count in summary.kinds.items())
         yield "dtypes", ", ".join(f"{dtype} {number(count)}" for dtype, count in summary.dtypes.items())
@@ -73,8 +79,7 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "overhead", cost.removeprefix("Recording took ")
     if changed := not_neutral(summary.recorder):
         yield "neutral", f"no: {changed}"
-    dropped = summary.recorder.get("dropped") or {}
-    yield "lost rows", ", ".join(f"{number(n)} {reason}" for reason, n in dropped.items()) or "none"
+    yield "lost rows", lost_rows(summary.recorder) or "none"
     open_ranks = [p for p in summary.processes if not p["complete"]]
     early = next((p["cut_short"] for p in summary.processes if p["cut_short"]), None)
     how = f"before the training ended: {clean(early, 160)}" if early else "cleanly"
@@ -95,12 +100,11 @@ def _print_timeline(summary: Summary, console: Console) -> None:
     shown = grid(*left("", style="pd.label"), *right(""), *left("", ""))
     width = max(16, min(72, console.width - 44))
     plain = not can_draw(console)
-    for name, (title, log) in _SERIES.items():
+    for name, (title, log, spell) in SERIES.items():
         values = summary.timeline.get(name, [])
         recorded = [v for v in values if v is not None]
         if recorded:
             line = sparkline(values, width, ascii_only=plain, log=log)
-            spell = power if name == "loss_scale" else number
             shown.add_row(title, spell(recorded[0]), Text(line, "pd.code"), spell(recorded[-1]))
     skipped = [step for step, v in zip(summary.steps, summary.timeline.get("skipped", []), strict=False) if v]
     bad = [step for step, v in zip(summary.steps, summary.timeline.get("non_finite", []), strict=False) if v]
@@ -177,16 +181,19 @@ def print_scans(scans: Sequence[Scan], console: Console) -> None:
     console.print(Padding(shown, (0, 0, 0, 2)))
 
 
-def dtypes_words(row: Pattern) -> str:
-    """Dtypes of inputs and outputs: ``float32 to bfloat16``; one name if they are equal."""
+def pattern_cells(row: Pattern) -> tuple[str, ...]:
+    """``(op, phase, dtypes, calls, elements, amax, modules)``; dtypes as ``float32 to bfloat16``, or once if equal."""
     inputs, outputs = row.inputs or "-", row.outputs or "-"
-    return inputs if inputs == outputs else f"{inputs} to {outputs}"
-
-
-def modules_words(row: Pattern) -> str:
-    """The first ``_MODULES`` modules, and the number of others."""
     more = len(row.modules) - _MODULES
-    return ", ".join(row.modules[:_MODULES]) + (f" and {more} more" if more > 0 else "")
+    return (
+        clean(row.op),
+        clean(row.phase),
+        clean(inputs if inputs == outputs else f"{inputs} to {outputs}"),
+        number(row.calls),
+        number(row.elements),
+        number(row.amax),
+        clean(", ".join(row.modules[:_MODULES]) + (f" and {more} more" if more > 0 else "")),
+    )
 
 
 def print_dtypes(entries: Sequence[OpDtypes], console: Console) -> None:
@@ -204,13 +211,6 @@ def print_dtypes(entries: Sequence[OpDtypes], console: Console) -> None:
         *right("calls", "amax"),
         *folded("modules", min_width=14),
     )
-    for row in patterns(entries):
-        shown.add_row(
-            clean(row.op),
-            clean(row.phase),
-            clean(dtypes_words(row)),
-            number(row.calls),
-            number(row.amax),
-            clean(modules_words(row)),
-        )
+    for op, phase, dtypes, calls, _, amax, modules in map(pattern_cells, patterns(entries)):
+        shown.add_row(op, phase, dtypes, calls, amax, modules)
     console.print(Padding(shown, (0, 0, 0, 2)))

@@ -17,7 +17,7 @@ from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.finding_view import finding_view, note_view, place
 from precdoctor.reporting.run_head import print_ending, run_facts
 from precdoctor.reporting.tables import folded, grid, left
-from precdoctor.reporting.text import clean, not_neutral, number, recording_cost
+from precdoctor.reporting.text import clean, lost_rows, not_neutral, recording_cost
 from precdoctor.runlog.shell import quoted_path
 
 #: Findings beyond this many are named on one line each; `--output-format json` has them all.
@@ -192,12 +192,10 @@ def _print_recorder(recorder: Mapping[str, Any], console: Console) -> None:
     sentences = [cost] if (cost := recording_cost(recorder)) else []
     if changed := not_neutral(recorder):
         sentences.append(f"It was {changed}.")
-    dropped = {k: v for k, v in dict(recorder.get("dropped") or {}).items() if v}
-    if dropped:
-        reasons = ", ".join(f"{number(v)} {clean(k).replace('_', ' ')}" for k, v in dropped.items())
-        sentences.append(f"Rows lost: {reasons}.")
+    if lost := lost_rows(recorder):
+        sentences.append(f"Rows lost: {lost}.")
     if sentences:
-        console.print(Text(" ".join(sentences), "pd.near" if dropped else "pd.quiet"))
+        console.print(Text(" ".join(sentences), "pd.near" if lost else "pd.quiet"))
     for unseen in list(recorder.get("unseen") or []):
         console.print(Text(f"Not seen: {clean(unseen)}.", "pd.near"))
     for error in list(recorder.get("errors") or [])[:3]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from precdoctor.diagnosis.claims.words import percent
@@ -73,18 +73,18 @@ def power(scale: float) -> str:
     return f"2^{exponent}" if exponent and scale == 2.0**exponent else number(scale)
 
 
+#: The series of a run's steps: title, whether they are drawn logarithmically, and how their values are spelt.
+SERIES: Mapping[str, tuple[str, bool, Callable[[float], str]]] = {
+    "loss": ("loss", False, number),
+    "grad_norm": ("gradient norm", True, number),
+    "loss_scale": ("loss scale", True, power),
+    "lr": ("learning rate", False, number),
+}
+
+
 def factor(binades: float | None) -> str:
     """A distance in binades as a factor: ``2^12.3``; None as an en dash."""
     return "–" if binades is None else f"2^{number(round(binades, 1) + 0.0)}"
-
-
-def size(count: float) -> str:
-    """A number of bytes in binary units."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
 
 
 def recording_cost(recorder: Mapping[str, Any]) -> str | None:
@@ -150,6 +150,17 @@ def several_models(places: Iterable[tuple[str, str]]) -> bool:
 def module_label(root: str, module: str, *, several: bool) -> str:
     """The module's FQN, after its root if there are ``several`` models: both halves of a GAN have a ``main.0``."""
     return f"{root} {module}" if several and module else module or root
+
+
+def tensor_label(module: str, kind: str, name: str) -> str:
+    """``blocks.0.attn weight_grad bias``; a name equal to the kind is left out."""
+    return " ".join(word for word in (module, kind, "" if name == kind else name) if word)
+
+
+def lost_rows(recorder: Mapping[str, Any]) -> str:
+    """The rows that the recorder dropped, by reason: ``12 queue full, 3 disk full``; empty if there are none."""
+    dropped = {reason: rows for reason, rows in dict(recorder.get("dropped") or {}).items() if rows}
+    return ", ".join(f"{number(rows)} {clean(reason).replace('_', ' ')}" for reason, rows in dropped.items())
 
 
 def spans(steps: Iterable[int], most: int = 4) -> str:

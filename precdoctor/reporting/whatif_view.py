@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.offline.whatif.cache import LayerCache, cache_of
 from precdoctor.diagnosis.offline.whatif.forecast import Answer, Forecast
 from precdoctor.diagnosis.offline.whatif.native import not_native
@@ -21,7 +21,7 @@ from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.rangebar import RangeBar, range_words
 from precdoctor.reporting.run_head import print_head, run_facts
 from precdoctor.reporting.tables import Name, left, right, table
-from precdoctor.reporting.text import clean, module_label, number, several_models, size
+from precdoctor.reporting.text import clean, module_label, number, several_models, tensor_label
 from precdoctor.reporting.whatif_report import together
 
 #: Width from which on scale and headroom are shown.
@@ -37,8 +37,8 @@ def print_full(answer: Answer, run: Mapping[str, Any], console: Console, *, wors
     print_head(run, console, question(answer))
     console.print(Text(verdict(answer), "pd.bad" if answer.failing else "pd.good" if not answer.unknown else "pd.near"))
     console.print(Text(all_steps(answer)))
-    if memory := cache_memory(answer):
-        console.print(Text(memory))
+    if cached := cache_memory(answer):
+        console.print(Text(cached))
     shown = answer.forecasts[:worst]
     if shown:
         console.print(Padding(_table(answer, shown, console), (1, 0, 0, 0)))
@@ -103,7 +103,7 @@ def cache_words(layers: Sequence[LayerCache], then: str) -> str:
     each = f" of {shapes.pop()}" if len(shapes) == 1 else ""
     saved = f" ({100 * asked / now:.0f} %)" if now else ""
     layers_ = plural(len(layers), "layer")
-    return f"Cache: {size(round(now))} per token in {layers_}{each}, {size(round(asked))} {then}{saved}."
+    return f"Cache: {memory(round(now))} per token in {layers_}{each}, {memory(round(asked))} {then}{saved}."
 
 
 def quantity(count: float) -> str:
@@ -167,11 +167,10 @@ def notes(answer: Answer, run: Mapping[str, Any]) -> Iterator[str]:
 
 
 def place(forecast: Forecast, answer: Answer) -> str:
-    """The label of a tensor: ``blocks.0.attn.q weight_grad bias``; a name equal to the kind is left out."""
+    """The label of a tensor: ``blocks.0.attn.q weight_grad bias``."""
     key, every = forecast.seen.key, (f.seen.key for f in answer.forecasts)
     module = module_label(key.root, key.module, several=several_models((k.root, k.module) for k in every))
-    name = "" if key.name == key.kind else key.name
-    return " ".join(word for word in (module, key.kind, name) if word)
+    return tensor_label(module, key.kind, key.name)
 
 
 def _table(answer: Answer, shown: tuple[Forecast, ...], console: Console) -> Table:
@@ -247,7 +246,7 @@ def print_concise(answer: Answer, console: Console) -> None:
 def markdown(answer: Answer, run: Mapping[str, Any], *, worst: int) -> str:
     """The report as a section of a Markdown page; the table has at most ``worst`` tensors."""
     lines = [f"## {question(answer)}", "", run_facts(run), "", verdict(answer), "", all_steps(answer), ""]
-    lines += [memory, ""] if (memory := cache_memory(answer)) else []
+    lines += [cached, ""] if (cached := cache_memory(answer)) else []
     lines += [
         "| tensor | flushed | saturated | SQNR | headroom | scale | step | would hold |",
         "|---|" + "---:|" * 6 + "---|",

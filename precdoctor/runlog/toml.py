@@ -1,8 +1,11 @@
-"""Reads TOML files from untrusted sources: settings, baselines, prescriptions, allow-lists."""
+"""Reads TOML files from untrusted sources (settings, baselines, prescriptions, allow-lists), and spells TOML values."""
 
 from __future__ import annotations
 
+import json
+import re
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,38 @@ def read_toml(file: Path, limit: int) -> dict[str, Any]:
         return tomllib.loads(content.decode("utf-8"))
     except RecursionError:
         raise ValueError("its values are nested too deeply") from None
+
+
+def toml_key(name: str) -> str:
+    """A key; quoted unless it is a bare one."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_string(name)
+
+
+def toml_value(value: Any, text: Callable[[object], str] = str) -> str:
+    """A table (without entries that are None), a list, a number, or the string that ``text`` makes of anything else."""
+    if isinstance(value, Mapping):
+        entries = (f"{toml_key(str(k))} = {toml_value(v, text)}" for k, v in value.items() if v is not None)
+        return f"{{ {', '.join(entries)} }}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(toml_value(v, text) for v in value)}]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value) if isinstance(value, (int, float)) else toml_string(text(value))
+
+
+def toml_string(value: str) -> str:
+    """A basic string: printable characters as they are, others escaped, lone surrogates as ``?``."""
+    return f'"{"".join(map(_escaped, value))}"'
+
+
+def _escaped(c: str) -> str:
+    if c < " " or c in '"\\':
+        return json.dumps(c)[1:-1]
+    if 0xD800 <= ord(c) < 0xE000:
+        return "?"
+    if c.isprintable():
+        return c
+    return f"\\u{ord(c):04X}" if ord(c) < 0x10000 else f"\\U{ord(c):08X}"
 
 
 def _cost(content: bytes) -> int:

@@ -28,7 +28,7 @@ READERS = {
     "settings": lambda file: Settings({}, file.parent),
     "baseline": read_baseline,
     "prescriptions": load,
-    "allow-list": lambda file: read_allowances(file, ()),
+    "allow-list": read_allowances,
 }
 
 

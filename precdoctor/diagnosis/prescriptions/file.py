@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from precdoctor.diagnosis.prescriptions.measures import Scope, measure_named
 from precdoctor.diagnosis.prescriptions.prescribed import Prescribed
 from precdoctor.errors import UsageError
 from precdoctor.runlog.changes import Change
-from precdoctor.runlog.toml import read_toml
+from precdoctor.runlog.toml import read_toml, toml_key, toml_string, toml_value
 
 SCHEMA_VERSION = 1
 MAX_BYTES = 4 << 20
@@ -37,7 +35,7 @@ def dumps(prescriptions: Sequence[Prescribed], run: str) -> str:
         "#     precdoctor record --apply THIS-FILE -- python train.py",
         "#     precdoctor compare BEFORE AFTER",
         f"schema_version = {SCHEMA_VERSION}",
-        f"run = {_string(run)}",
+        f"run = {toml_string(run)}",
     ]
     return "\n".join([*head, *(line for p in prescriptions for line in _prescription(p))]) + "\n"
 
@@ -50,11 +48,11 @@ def _prescription(p: Prescribed) -> Iterator[str]:
             yield f"{key} = {_value(value)}"
     for key in ("evidence", "rule_predicts"):
         if getattr(p, key):
-            entries = ", ".join(f"{_key(k)} = {_value(v)}" for k, v in getattr(p, key).items())
+            entries = ", ".join(f"{toml_key(k)} = {_value(v)}" for k, v in getattr(p, key).items())
             yield f"{key} = {{ {entries} }}"
     if p.snippets:
         yield from ("", "  [prescription.snippets]  # the same as an edit of the script")
-        yield from (f"  {_key(framework)} = {_text(text)}" for framework, text in p.snippets.items())
+        yield from (f"  {toml_key(framework)} = {_text(text)}" for framework, text in p.snippets.items())
     for change in p.changes:
         yield from ("", "  [[prescription.change]]", *_entries(change.as_dict()))
     for effect in p.effects:
@@ -72,28 +70,16 @@ def effect_as_dict(effect: Effect) -> dict[str, Any]:
     return {"measure": effect.measure.name, **place, "from": effect.before, "to": effect.after, **steps}
 
 
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _string(name)
-
-
 def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        return f"{value:.6g}" if math.isfinite(value) and float(f"{value:.6g}") == value else repr(value)
-    return str(value) if isinstance(value, int) else _string(str(value))
-
-
-def _string(value: str) -> str:
-    """Return a TOML basic string of any text: names in a log may hold control characters."""
-    quoted = json.dumps(value.encode("utf-8", "replace").decode(), ensure_ascii=False)
-    return quoted.replace("\x7f", "\\u007f")
+    if isinstance(value, float) and math.isfinite(value) and float(f"{value:.6g}") == value:
+        return f"{value:.6g}"
+    return toml_value(value if isinstance(value, (int, float)) else str(value))
 
 
 def _text(value: str) -> str:
     """Return a TOML string of several lines: a literal multi-line string if its characters allow that."""
     plain = all(c.isprintable() or c == "\n" for c in value) and "'''" not in value
-    return f"'''\n{value}'''" if plain else _string(value)
+    return f"'''\n{value}'''" if plain else toml_string(value)
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

@@ -1,19 +1,17 @@
-"""The last sections of the report: recorded dtypes, ops, facts and cost of the recording, and what is not recorded."""
+"""The last sections of the report: recorded dtypes, facts and cost of the recording, and what is not recorded."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from precdoctor.diagnosis.analyses.op_dtypes import op_dtypes, patterns
-from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.engine import describe_recorder
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.reporting.html import svg
-from precdoctor.reporting.html.layers import KIND_RANK, KIND_TITLES
+from precdoctor.reporting.html.layers import KIND_RANK, KIND_TITLES, kind_title
 from precdoctor.reporting.html.survey import Survey
-from precdoctor.reporting.show_view import dtypes_words, modules_words
-from precdoctor.reporting.text import clean, not_neutral, number, size
+from precdoctor.reporting.text import clean, lost_rows, not_neutral, number
 from precdoctor.runlog.layout import bytes_in
 
 
@@ -32,27 +30,10 @@ def coverage(survey: Survey) -> list[dict[str, Any]]:
         counts_of.items(), key=lambda item: (KIND_RANK.get(item[0][0], len(KIND_RANK)), -item[1][2])
     ):
         share = elements / per_kind[kind] if per_kind[kind] else 0.0
-        bar = svg.stretched(svg.el("rect", width=svg.WIDE * share, height=svg.HIGH, class_="sharebar"))
-        title = KIND_TITLES.get(kind, clean(kind, 40))
         counts = {"tensors": number(tensors), "rows": number(rows), "elements": number(elements)}
-        out.append({"kind": title, "dtype": clean(dtype, 40), **counts, "share": percent(share), "bar": bar})
+        shares = {"share": percent(share), "bar": svg.bar(share, "sharebar")}
+        out.append({"kind": kind_title(kind), "dtype": clean(dtype, 40), **counts, **shares})
     return out
-
-
-def ops(view: RunView) -> list[tuple[str, ...]]:
-    """``(op, phase, dtypes, calls, elements, amax, modules)`` of the ops in deep scans."""
-    return [
-        (
-            clean(row.op, 60),
-            clean(row.phase, 20),
-            clean(dtypes_words(row), 80),
-            number(row.calls),
-            number(row.elements),
-            number(row.amax),
-            clean(modules_words(row), 200),
-        )
-        for row in patterns(op_dtypes(view))
-    ]
 
 
 def facts(view: RunView, survey: Survey) -> list[tuple[str, str]]:
@@ -75,14 +56,13 @@ def _facts(view: RunView, survey: Survey) -> Iterator[tuple[str, str]]:
     ranks = plural(len({p.rank for p in view.everyone}), "rank")
     yield "processes", ranks + (f", {plural(len(view.everyone), 'attempt')}" if len(view.everyone) > 1 else "")
     yield "tensors", f"{plural(len(survey.tensors), 'tensor')}, {plural(survey.rows, 'row')}"
-    yield "log", size(bytes_in(rank.directory for rank in view.run.ranks))
+    yield "log", memory(bytes_in(rank.directory for rank in view.run.ranks))
     recorder = describe_recorder(view)
     overhead = recorder["overhead_fraction"]
     yield "overhead", "not measured" if overhead is None else f"{percent(overhead)} of the run's time"
     if changed := not_neutral(recorder):
         yield "neutral", f"no: {changed}"
-    dropped = {k: v for k, v in recorder["dropped"].items() if v}
-    yield "lost rows", ", ".join(f"{number(v)} {k.replace('_', ' ')}" for k, v in dropped.items()) or "none"
+    yield "lost rows", lost_rows(recorder) or "none"
     early = f"before the training ended: {clean(view.cut_short, 160)}" if view.cut_short else "cleanly"
     open_still = "not: killed, out of disk space, or still running; at most the last second is missing"
     yield "closed", early if view.complete else open_still

@@ -9,13 +9,13 @@ from typing import Any
 
 from markupsafe import Markup
 
-from precdoctor.diagnosis.claims.finding import Finding, Source
+from precdoctor.diagnosis.claims.finding import Finding
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TensorRow, known_format, path_evidence
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram, bin_of
-from precdoctor.reporting.finding_view import KINDS, place, predicted_effect
+from precdoctor.reporting.finding_view import KINDS, predicted_effect, stated_facts
 from precdoctor.reporting.html import svg
 from precdoctor.reporting.text import clean, clean_block, number
 
@@ -42,11 +42,10 @@ def card(view: RunView, finding: Finding) -> dict[str, Any]:
     evidence = finding.evidence
     return {
         "code": clean(finding.code, 40),
-        "name": clean(finding.name, 80),
         "severity": finding.severity.value,
         "title": _sentence(clean(finding.title)),
         "message": clean_block(finding.message),
-        "facts": list(_facts(finding)),
+        "facts": [*stated_facts(finding), *([("resume", clean(words), "")] if (words := finding.resume_words) else [])],
         "strip": _strip(evidence.get("range")),
         "history": _history(finding),
         "path": _path(view, finding),
@@ -74,22 +73,6 @@ def _items(value: Any) -> list[Mapping[str, Any]]:
     return [v for v in value if isinstance(v, Mapping)] if isinstance(value, (list, tuple)) else []
 
 
-def _facts(finding: Finding) -> list[tuple[str, str, str]]:
-    """``(label, text, line of code or "")`` of the facts of a finding; facts without text are left out."""
-    evidence, location = finding.evidence, finding.location
-    facts = [("where", place(finding), "")]
-    for name, source in (("source", location.source), ("seen at", evidence.get("detected_at"))):
-        if isinstance(source, Source):
-            facts.append((name, clean(source.place), clean((source.code or "").strip())))
-    facts.append(("op", clean(location.op or ""), ""))
-    facts.append(("cause", clean(finding.cause or ""), ""))
-    if finding.confidence < 1.0:
-        reason = evidence.get("confidence_reason")
-        facts.append(("certainty", percent(finding.confidence) + (f": {clean(reason)}" if reason else ""), ""))
-    facts.append(("resume", clean(finding.resume_words), ""))
-    return [fact for fact in facts if fact[1]]
-
-
 def _shares(tensors: Any) -> list[tuple[str, str, Markup]]:
     """``(place, share in percent, bar)`` of the tensors in a finding's evidence; those without a share are left out."""
     rows = []
@@ -99,8 +82,7 @@ def _shares(tensors: Any) -> list[tuple[str, str, Markup]]:
         if not isinstance(share, (int, float)) or not 0.0 <= share <= 1.0:
             continue
         where = entry.get("parameter") or entry.get("module") or entry.get("root") or ""
-        bar = svg.stretched(svg.el("rect", width=svg.WIDE * float(share), height=svg.HIGH, class_="sharebar"))
-        rows.append((clean(where, 200), percent(float(share)), bar))
+        rows.append((clean(where, 200), percent(float(share)), svg.bar(float(share), "sharebar")))
     return rows
 
 
@@ -250,5 +232,4 @@ def _meter(room: float | None) -> Markup | None:
     if room is None:
         return None
     full = 1.0 - min(max(room, 0.0), _METER) / _METER
-    cls = "meter bad" if room < _NEAR else "meter"
-    return svg.stretched(svg.el("rect", width=svg.WIDE * full, height=svg.HIGH, class_=cls))
+    return svg.bar(full, "meter bad" if room < _NEAR else "meter")

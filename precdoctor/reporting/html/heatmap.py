@@ -15,15 +15,7 @@ from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.arrays import Ints
 from precdoctor.reporting.html import svg
-from precdoctor.reporting.html.layers import (
-    KIND_TITLES,
-    LABEL,
-    NARROW_LABEL,
-    elided,
-    has_several_roots,
-    in_order,
-    label,
-)
+from precdoctor.reporting.html.layers import LABEL, NARROW_LABEL, elided, in_order, kind_title, labels
 from precdoctor.reporting.html.survey import SCALED_BITS, Survey, column_spans, headroom
 from precdoctor.reporting.text import clean, number
 
@@ -126,14 +118,13 @@ def _heatmap(
     kept = sorted(notable, key=lambda t: _interest(levels[t], worst(t)[0]))[:ROWS]
     shown = [t for t in notable if t in set(kept)]
     spans = column_spans(survey)
-    several = has_several_roots(survey.tensors)
-    fulls = {t: label(survey.tensors[t], several_roots=several) for t in shown}
-    wide, narrow = (elided(fulls.values(), limit) for limit in (LABEL, NARROW_LABEL))
+    fulls = labels(survey.tensors)
+    wide, narrow = (elided((fulls[t] for t in shown), limit) for limit in (LABEL, NARROW_LABEL))
     rows: list[Row] = []
     lines: list[Ints | None] = []
     for t in shown:
         tensor, full = survey.tensors[t], fulls[t]
-        kind = KIND_TITLES.get(tensor.kind, clean(tensor.kind, 40))
+        kind = kind_title(tensor.kind)
         if not rows or rows[-1].kind != kind:
             rows.append(Row(kind, kind, "", kind, "", "", ""))
             lines.append(None)

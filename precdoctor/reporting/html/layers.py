@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 
 from rich.cells import cell_len, set_cell_size
 
@@ -86,9 +87,15 @@ def in_order(view: RunView, survey: Survey, kinds: Sequence[str] | None = None) 
     return sorted(chosen, key=place)
 
 
-def has_several_roots(tensors: Sequence[TensorId]) -> bool:
-    """Return whether modules of several roots occur, so that labels must name the root."""
-    return several_models((t.root, t.module) for t in tensors)
+def kind_title(kind: str) -> str:
+    """The name of a kind of tensors on the page; the recorded word for a kind that is not known here."""
+    return KIND_TITLES.get(kind, clean(kind, 40))
+
+
+def labels(tensors: Sequence[TensorId]) -> list[str]:
+    """The label of each tensor; it begins with the root if modules of several roots occur."""
+    several = several_models((t.root, t.module) for t in tensors)
+    return [label(t, several_roots=several) for t in tensors]
 
 
 def label(tensor: TensorId, *, several_roots: bool = False) -> str:
@@ -129,9 +136,8 @@ def elided(names: Iterable[str], limit: int) -> dict[str, str]:
 def _common_start(names: Sequence[str]) -> str:
     """The common beginning of all names with several parts; it ends before the first number and the last part."""
     leads = [parts[:-1] for parts in map(_PARTS.findall, names) if len(parts) > 1]
-    shared = [same[0] for same in zip(*leads, strict=False) if len(set(same)) == 1]
-    at = next((n for n, part in enumerate(shared) if _is_number(part)), len(shared))
-    return "".join(shared[:at]) if len(leads) > 1 else ""
+    shared = takewhile(lambda same: len(set(same)) == 1 and not _is_number(same[0]), zip(*leads, strict=False))
+    return "".join(same[0] for same in shared) if len(leads) > 1 else ""
 
 
 def _is_number(part: str) -> bool:

@@ -23,7 +23,6 @@ _DEPTH = 12
 def render(found: OpComparison) -> str:
     """The HTML page; recorded names and source lines are escaped."""
     first = found.first
-    origin = first.origin if first is not None else None
     style, *lines = op_view.verdict(found)
     sheet = asset("report.css") + asset("ops.css")
     return template(
@@ -39,9 +38,9 @@ def render(found: OpComparison) -> str:
         b=clean(found.b),
         scope=op_view.scope(found),
         notes=[clean(f"{note[:1].upper()}{note[1:]}.") for note in found.notes],
-        sources=op_view.sources(origin) if origin is not None else [],
-        tensors=list(_tensors(origin)) if origin is not None else [],
-        tree=_tree(first, origin) if first is not None and origin is not None else [],
+        sources=op_view.sources(found),
+        tensors=list(_tensors(found.origin)) if found.origin is not None else [],
+        tree=_tree(first) if first is not None else [],
         differences=[_row(d) for d in first.differences[:MOST_ROWS]] if first is not None else [],
         more=number(len(first.differences) - MOST_ROWS) if first and len(first.differences) > MOST_ROWS else "",
     )
@@ -54,7 +53,7 @@ def _tensors(origin: Difference) -> Iterator[tuple[str, str, tuple[str, ...]]]:
             yield clean(name, 200), run.replace("=", " = "), op_view.figures(tensor)
 
 
-def _tree(first: ListComparison, origin: Difference) -> list[dict[str, Any]]:
+def _tree(first: ListComparison) -> list[dict[str, Any]]:
     return [
         {
             "depth": min(branch.depth, _DEPTH),
@@ -64,7 +63,7 @@ def _tree(first: ListComparison, origin: Difference) -> list[dict[str, Any]]:
             "growth": op_view.growth(branch),
             "beyond": not all(d.explained for d in branch.ops),
         }
-        for branch in branches(first, origin)[:MOST_ROWS]
+        for branch in branches(first)[:MOST_ROWS]
     ]
 
 

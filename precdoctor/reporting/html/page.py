@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 import precdoctor
+from precdoctor.diagnosis.analyses.op_dtypes import op_dtypes, patterns
 from precdoctor.diagnosis.claims.finding import Diagnosis, RuleOutcome, Status
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.engine import RuleOptions, diagnose_view, resolve_options, view_of
@@ -26,7 +27,8 @@ from precdoctor.numerics.formats import E4M3FN
 from precdoctor.reporting.html import about, cards, heatmap, rangemap, trends, versus
 from precdoctor.reporting.html.survey import Survey
 from precdoctor.reporting.html.timeline import timeline
-from precdoctor.reporting.run_head import run_facts
+from precdoctor.reporting.run_head import run_facts, run_name
+from precdoctor.reporting.show_view import pattern_cells
 from precdoctor.reporting.terminal import MARKS, verdict_line
 from precdoctor.reporting.text import clean, number
 from precdoctor.runlog.reader import Run
@@ -58,9 +60,7 @@ def subject(run: Run, options: RuleOptions | None = None) -> Subject:
     """
     view = view_of(run)
     diagnosis = diagnose_view(view, select_rules(), resolve_options(options or {}))
-    path = run.path.resolve()
-    name = path.parent.name if path.name == "run" else path.name
-    return Subject(view, Survey(view), diagnosis, clean(name, 120))
+    return Subject(view, Survey(view), diagnosis, run_name(run.path))
 
 
 def render(run: Run, against: Run | None = None, *, options: RuleOptions | None = None) -> str:
@@ -134,12 +134,9 @@ def _context(ours: Subject, other: Subject | None) -> dict[str, Any]:
     views = [view] if other is None else [view, other.view]
     lines = timeline(views, diagnosis.findings)
     return {
-        "name": ours.name,
-        "verdict": diagnosis.verdict,
-        "headline": verdict_line(diagnosis),
+        **_about(ours, "the command"),
         "path": clean(diagnosis.run.get("path", "")),
-        "facts": run_facts(diagnosis.run),
-        "ending": clean(ending(diagnosis.run) or ""),
+        "verdict": diagnosis.verdict,
         "cards": [cards.card(view, f) for f in diagnosis.findings[:FULL_FINDINGS]],
         "more": [clean(f"{f.code} {f.title}", 400) for f in diagnosis.findings[FULL_FINDINGS:]],
         "evaluated": [_outcome(r) for r in diagnosis.rules if r.status is not Status.NOT_APPLICABLE],
@@ -150,10 +147,10 @@ def _context(ours: Subject, other: Subject | None) -> dict[str, Any]:
         "updates": trends.updates(view, survey),
         "forecasts": trends.forecasts(view, survey),
         "coverage": about.coverage(survey),
-        "ops": about.ops(view),
+        "ops": list(map(pattern_cells, patterns(op_dtypes(view)))),
         "recording": about.facts(view, survey),
         "gaps": about.not_recorded(view, survey),
-        "other": None if other is None else _other(other),
+        "other": None if other is None else {**_about(other, "its command"), "findings": _titles(other)},
         "versus": None if other is None else versus.side_by_side(survey, other.survey),
         "start": _start(ours),
         "steps": plural(len(ours.view.sampled_steps) or 1, "step"),
@@ -183,16 +180,19 @@ def _outcome(rule: RuleOutcome) -> tuple[str, str, str, str, str]:
     return (clean(rule.code, 20), clean(rule.name, 80), rule.status.value, clean(rule.reason), MARKS[rule.status][0])
 
 
-def _other(other: Subject) -> dict[str, Any]:
-    """The facts and findings of the second run, for the template."""
+def _about(subject: Subject, command: str) -> dict[str, str]:
+    """The facts of a run, for the template; ``command`` is the subject of the sentence on how it ended."""
+    diagnosis = subject.diagnosis
     return {
-        "name": other.name,
-        "path": clean(other.diagnosis.run.get("path", "")),
-        "facts": run_facts(other.diagnosis.run),
-        "ending": clean(ending(other.diagnosis.run, "its command") or ""),
-        "headline": verdict_line(other.diagnosis),
-        "findings": [(f.code, f.severity.value, clean(f.title)) for f in other.diagnosis.findings[:FULL_FINDINGS]],
+        "name": subject.name,
+        "facts": run_facts(diagnosis.run),
+        "ending": clean(ending(diagnosis.run, command) or ""),
+        "headline": verdict_line(diagnosis),
     }
+
+
+def _titles(other: Subject) -> list[tuple[str, str, str]]:
+    return [(f.code, f.severity.value, clean(f.title)) for f in other.diagnosis.findings[:FULL_FINDINGS]]
 
 
 def asset(name: str) -> str:

@@ -21,15 +21,7 @@ from precdoctor.numerics.cells import Limits
 from precdoctor.numerics.formats import BF16, E2M1, E4M3FN, E5M2, FP16, FP32, Format
 from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.numerics.tail import flushed_tail
-from precdoctor.reporting.html.layers import (
-    KIND_TITLES,
-    MAP_LABEL,
-    SCALED_KINDS,
-    elided,
-    has_several_roots,
-    in_order,
-    label,
-)
+from precdoctor.reporting.html.layers import MAP_LABEL, SCALED_KINDS, elided, in_order, kind_title, labels
 from precdoctor.reporting.html.survey import Survey, TensorId, Total
 from precdoctor.reporting.text import clean
 from precdoctor.runlog.schema import KINDS
@@ -43,7 +35,6 @@ MOST_STEPS = 48
 OWN_SHARE = 0.1
 #: The lowest bins of a tail are dropped up to this share of it, to save bytes.
 _NEGLIGIBLE = 1e-11
-_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _COLUMNS = (
     *("step", "rank", "attempt", "root", "module", "kind", "name", "call", "dtype", "numel"),
     *("nan", "pos_inf", "neg_inf", "zero", "subnormal", "amax", "amin_nonzero", "exp_lo", "exp_hist", "scale"),
@@ -172,8 +163,7 @@ class RangeMap:
 
     def _key(self, tensor: TensorId) -> tuple[str | int, ...]:
         """The identity of a tensor; in a comparison of two runs without its dtype."""
-        key = (tensor.root, tensor.module, tensor.kind, tensor.name, tensor.call)
-        return key if self._shared else (*key, tensor.dtype)
+        return tensor.place if self._shared else (*tensor.place, tensor.dtype)
 
     def _load(self, view: RunView, steps: Sequence[int]) -> dict[int, list[list[Any]]]:
         """The encoded rows of the steps, ranks merged."""
@@ -191,12 +181,11 @@ class RangeMap:
 
 def tensor_data(tensors: Sequence[TensorId]) -> list[dict[str, Any]]:
     """Label and dtype of each tensor, by number; a label too long for the map also has a ``short`` form."""
-    several = has_several_roots(tensors)
-    labels = [label(t, several_roots=several) for t in tensors]
-    short = elided(labels, MAP_LABEL)
+    names = labels(tensors)
+    short = elided(names, MAP_LABEL)
     return [
         {"label": full, "dtype": clean(t.dtype, 40)} | ({"short": short[full]} if short[full] != full else {})
-        for t, full in zip(tensors, labels, strict=True)
+        for t, full in zip(tensors, names, strict=True)
     ]
 
 
@@ -204,12 +193,7 @@ def kind_data(tensors: Sequence[TensorId]) -> list[dict[str, Any]]:
     """The kinds with a floating-point tensor, each with the numbers of its tensors, in order of depth."""
     kinds = grouped((t.kind, number) for number, t in enumerate(tensors) if known_format(t.dtype) is not None)
     return [
-        {
-            "kind": clean(k, 40),
-            "title": KIND_TITLES.get(k, clean(k, 40)),
-            "scaled": k in SCALED_KINDS,
-            "tensors": numbers,
-        }
+        {"kind": clean(k, 40), "title": kind_title(k), "scaled": k in SCALED_KINDS, "tensors": numbers}
         for k, numbers in kinds.items()
     ]
 
@@ -284,14 +268,4 @@ def _tail(dtype: str, histogram: ExponentHistogram, zeros: int, amin: float | No
 def _encoded(histogram: ExponentHistogram) -> tuple[int, str]:
     """``(first bin, counts)``; the counts are in base 36, separated by dots: exact, and half the size of decimals."""
     t = histogram.trimmed()
-    return t.lo, ".".join(map(_base36, t.counts.tolist()))
-
-
-def _base36(count: int) -> str:
-    if count <= 0:
-        return ""
-    out = ""
-    while count:
-        count, digit = divmod(count, 36)
-        out = _DIGITS[digit] + out
-    return out
+    return t.lo, ".".join(np.base_repr(c, 36).lower() if c > 0 else "" for c in t.counts.tolist())

@@ -50,6 +50,11 @@ class TensorId:
         """``(root, module)`` of the tensor."""
         return (self.root, self.module)
 
+    @property
+    def place(self) -> tuple[str, str, str, str, int]:
+        """Its identity in another run, where its dtype may differ."""
+        return (self.root, self.module, self.kind, self.name, self.call)
+
 
 @dataclass(frozen=True)
 class Total:

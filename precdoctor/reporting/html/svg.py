@@ -35,6 +35,11 @@ def stretched(*children: object, view: tuple[float, float, float, float] = (0, 0
     return el("svg", *children, width="100%", height="100%", viewBox=box, preserveAspectRatio="none", class_="fill")
 
 
+def bar(share: float, class_: str) -> Markup:
+    """A bar that fills this share of its container."""
+    return stretched(el("rect", width=WIDE * share, height=HIGH, class_=class_))
+
+
 def line_path(points: Sequence[tuple[float, float] | None]) -> str:
     """Path data through the points; None breaks the line. A single point becomes a very short line."""
     out, pen = [], False

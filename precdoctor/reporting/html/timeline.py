@@ -18,20 +18,15 @@ from precdoctor.diagnosis.survey.run_facts import table_columns
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.arrays import Floats, Ints
 from precdoctor.reporting.html import svg
-from precdoctor.reporting.text import number, power
+from precdoctor.reporting.text import SERIES, number
 
 #: A series of more than twice this many points is reduced to this many stretches, each drawn with its smallest and
 #: largest value.
 BUCKETS = 500
 #: Series whose largest value is more than this factor above the smallest are drawn logarithmically.
 _LOGARITHMIC = 30.0
-_SCALE = "Loss scale"
-_SERIES = (
-    ("loss", "Loss", None),
-    ("grad_norm", "Gradient norm", None),
-    ("loss_scale", _SCALE, True),
-    ("lr", "Learning rate", False),
-)
+#: Whether a series is drawn logarithmically; the others are if their range asks for it.
+_LOG = {"loss_scale": True, "lr": False}
 
 
 @dataclass(frozen=True)
@@ -107,10 +102,10 @@ def timeline(views: Sequence[RunView], findings: Iterable[Finding]) -> Timeline:
     incidents = sorted({int(f.location.step) for f in findings if f.location.step is not None})
     across = _StepAxis(first, last)
     panels = []
-    for column, title, log in _SERIES:
+    for column in SERIES:
         per_view = [series(v, column) for v in views]
         if any(len(s.steps) for s in per_view):
-            panels.append(_panel(title, per_view, across, incidents, log))
+            panels.append(_panel(column, per_view, across, incidents))
     longest = max(int(v.steps["step"].nunique()) for v in views)
     reduced = None
     if longest > 2 * BUCKETS:
@@ -130,13 +125,11 @@ class _StepAxis:
         return (step - self.first) / (self.last - self.first) if self.last > self.first else 0.5
 
 
-def _panel(title: str, found: Sequence[Series], across: _StepAxis, incidents: Sequence[int], log: bool | None) -> Panel:
+def _panel(column: str, found: Sequence[Series], across: _StepAxis, incidents: Sequence[int]) -> Panel:
+    title, _, spell = SERIES[column]
     finite = np.concatenate([s.values[np.isfinite(s.values)] for s in found])
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-    if log is None:
-        log = low > 0.0 and high / low > _LOGARITHMIC
-    log = log and low > 0.0
-    spell = power if title == _SCALE else number
+    log = low > 0.0 and _LOG.get(column, high / low > _LOGARITHMIC)
 
     def height(value: float) -> float:
         a, b, v = (math.log(x) if log else x for x in (low, high, value))
@@ -161,7 +154,7 @@ def _panel(title: str, found: Sequence[Series], across: _StepAxis, incidents: Se
         lines.append(svg.join(drawn))
         table.append(_row("AB"[which], s, spell))
     drawing = svg.join([svg.stretched(_incident_lines(across, incidents), *reversed(lines)), *marks[:400]])
-    return Panel(title, spell(high), spell(low), log, low == high, drawing, table)
+    return Panel(title.capitalize(), spell(high), spell(low), log, low == high, drawing, table)
 
 
 def _row(name: str, s: Series, spell: Callable[[float], str]) -> tuple[str, ...]:
@@ -190,9 +183,7 @@ def _events(view: RunView, across: _StepAxis, incidents: Sequence[int]) -> Marku
     """Ticks for skipped and non-finite steps; ticks that would coincide are drawn once. None if there are none."""
     rows: list[Markup] = []
     for y, (column, cls) in enumerate((("skipped", "skip"), ("non_finite", "bad"))):
-        values = view.steps[column].astype("float64")
-        steps = sorted({int(s) for s in view.steps["step"][values > 0]})
-        places = sorted({round(svg.WIDE * across.share(s)) for s in steps})
+        places = sorted({round(svg.WIDE * across.share(s)) for s in _marked_steps(view, column)})
         rows.append(svg.join(svg.el("path", d=f"M{x} {50 * y + 6}v38", class_=f"tick {cls}") for x in places))
     if not any(rows):
         return None
@@ -203,7 +194,11 @@ def _legend(view: RunView) -> list[tuple[str, str]]:
     """``(column, words)`` for each kind of tick: its meaning, and the number of steps."""
     out = []
     for column, name in (("skipped", "skipped by the loss scaler"), ("non_finite", "with a NaN or Inf")):
-        values = view.steps[column].astype("float64")
-        if steps := view.steps["step"][values > 0].nunique():
-            out.append((column, f"{plural(int(steps), 'step')} {name}"))
+        if steps := _marked_steps(view, column):
+            out.append((column, f"{plural(len(steps), 'step')} {name}"))
     return out
+
+
+def _marked_steps(view: RunView, column: str) -> set[int]:
+    """The steps with a count above 0 in ``column``."""
+    return set(view.steps["step"][view.steps[column].astype("float64") > 0].tolist())

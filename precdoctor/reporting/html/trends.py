@@ -17,7 +17,7 @@ from precdoctor.numerics.arrays import Floats
 from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.reporting.finding_view import KINDS
 from precdoctor.reporting.html import svg
-from precdoctor.reporting.html.layers import LABEL, elided, has_several_roots, in_order, label
+from precdoctor.reporting.html.layers import LABEL, elided, in_order, labels
 from precdoctor.reporting.html.survey import SCALED_BITS, Survey, headroom
 from precdoctor.reporting.text import clean, number
 
@@ -36,7 +36,7 @@ def updates(view: RunView, survey: Survey) -> dict[str, Any] | None:
     ``rows``, in order of depth, with the lost share and a histogram of exponent(dw) - exponent(w); the ``axis`` of the
     histograms; a ``note``.
     """
-    several = has_several_roots(survey.tensors)
+    names = labels(survey.tensors)
     recorded = []
     for t in in_order(view, survey, ("update",)):
         lost, intended, relative = survey.updates(t)
@@ -46,19 +46,17 @@ def updates(view: RunView, survey: Survey) -> dict[str, Any] | None:
         return None
     most = ROWS if any(lost for _, lost, _, _ in recorded) else ROWS // 2
     kept = {f[0] for f in sorted(recorded, key=lambda f: -(f[1] / max(f[2], 1)))[:most]}
-    labels = {t: label(survey.tensors[t], several_roots=several) for t in kept}
-    short = elided(labels.values(), LABEL)
+    short = elided((names[t] for t in kept), LABEL)
     rows = []
     for t, lost, intended, relative in recorded:
         if t in kept:
-            full, share = labels[t], lost / intended if intended else 0.0
-            bar = svg.el("rect", width=svg.WIDE * share, height=svg.HIGH, class_="lostbar")
+            full, share = names[t], lost / intended if intended else 0.0
             dtype = survey.tensors[t].dtype
             rows.append(
                 {
                     "label": short[full], "full": full, "dtype": clean(dtype, 40), "share": percent(share),
                     "lost": number(lost), "intended": number(intended), "drawing": _relative(relative, dtype),
-                    "bar": svg.stretched(bar),
+                    "bar": svg.bar(share, "lostbar"),
                 }
             )  # fmt: skip
     note = f"{number(len(rows))} of {number(len(recorded))} parameters" + (
@@ -105,7 +103,7 @@ def forecasts(view: RunView, survey: Survey) -> list[dict[str, Any]]:
     Each with its headroom now, the rate of change, when it reaches 0 in words, and whether that is urgent.
     """
     ranked = []
-    several = has_several_roots(survey.tensors)
+    names = labels(survey.tensors)
     for t in in_order(view, survey):
         tensor, room = survey.tensors[t], headroom(survey, t)
         fmt = known_format(tensor.dtype)
@@ -118,7 +116,6 @@ def forecasts(view: RunView, survey: Survey) -> list[dict[str, Any]]:
         reaches = last + now / -slope if slope is not None and slope < 0.0 else math.inf
         span = max(1.0, last - float(survey.edges[0]))
         near = reaches <= last + span
-        full = label(tensor, several_roots=several)
         rate = "no steady trend" if slope is None else f"{number(round(100 * slope, 2))} binades per 100 steps"
         bad = np.flatnonzero(survey.cells("non_finite")[t] > 0)
         if bad.size:
@@ -132,7 +129,7 @@ def forecasts(view: RunView, survey: Survey) -> list[dict[str, Any]]:
         drawing = _headroom_drawing(survey, room, slope if near and not bad.size else None)
         kind = KINDS.get(tensor.kind, clean(tensor.kind, 40))
         shown: dict[str, Any] = {
-            "full": full, "kind": kind, "dtype": clean(tensor.dtype, 40), "now": f"{number(round(now, 1))} binades",
+            "full": names[t], "kind": kind, "dtype": clean(tensor.dtype, 40), "now": f"{number(round(now, 1))} binades",
             "rate": rate, "reaches": outlook, "urgent": near, "drawing": drawing,
         }  # fmt: skip
         ranked.append((reaches, float(np.nanmin(room)), shown))

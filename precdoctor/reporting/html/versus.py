@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from precdoctor.diagnosis.claims.words import percent
-from precdoctor.reporting.html.layers import KIND_TITLES, LABEL, elided, has_several_roots, label
-from precdoctor.reporting.html.survey import Survey, TensorId, Total
+from precdoctor.reporting.html.layers import LABEL, elided, kind_title, labels
+from precdoctor.reporting.html.survey import Survey, Total
 from precdoctor.reporting.text import clean, number
 
 #: Most rows of the table.
@@ -19,14 +19,26 @@ def side_by_side(ours: Survey, other: Survey) -> dict[str, Any]:
 
     Tensors are paired by root, module, kind, name and call.
     """
-    theirs = {_name(t): at for at, t in reversed(list(enumerate(other.tensors)))}
-    several = has_several_roots(ours.tensors)
+    theirs = {t.place: at for at, t in reversed(list(enumerate(other.tensors)))}
     ranked: list[tuple[float, dict[str, Any]]] = []
-    for at, tensor in enumerate(ours.tensors):
-        if (match := theirs.get(_name(tensor))) is not None:
-            a, b = ours.total(at), other.total(match)
-            if a.amax and b.amax:
-                ranked.append(_pair(tensor, other.tensors[match], a, b, several))
+    for at, (tensor, full) in enumerate(zip(ours.tensors, labels(ours.tensors), strict=True)):
+        if (match := theirs.get(tensor.place)) is None:
+            continue
+        a, b = ours.total(at), other.total(match)
+        if not a.amax or not b.amax:
+            continue
+        moved = math.log2(b.amax) - math.log2(a.amax)
+        dtypes = dict.fromkeys((clean(tensor.dtype, 40), clean(other.tensors[match].dtype, 40)))
+        pair = {
+            "full": full,
+            "kind": kind_title(tensor.kind),
+            "dtype": " / ".join(dtypes),
+            "amax": (number(a.amax), number(b.amax)),
+            "moved": f"{moved:+.1f}",
+            "subnormal": (_share(a.subnormal, a), _share(b.subnormal, b)),
+            "non_finite": (number(a.non_finite), number(b.non_finite)),
+        }
+        ranked.append((abs(moved), pair))
     ranked.sort(key=lambda f: -f[0])
     note = f"{number(len(ranked))} of {number(len(ours.tensors))} tensors are in both runs"
     if len(ranked) > ROWS:
@@ -36,27 +48,6 @@ def side_by_side(ours: Survey, other: Survey) -> dict[str, Any]:
     return {"pairs": [pair | {"label": short[pair["full"]]} for pair in pairs], "note": note + "."}
 
 
-def _pair(tensor: TensorId, match: TensorId, a: Total, b: Total, several: bool) -> tuple[float, dict[str, Any]]:
-    assert a.amax is not None
-    assert b.amax is not None
-    moved = math.log2(b.amax) - math.log2(a.amax)
-    full = label(tensor, several_roots=several)
-    dtypes = dict.fromkeys((clean(tensor.dtype, 40), clean(match.dtype, 40)))
-    return abs(moved), {
-        "full": full,
-        "kind": KIND_TITLES.get(tensor.kind, clean(tensor.kind, 40)),
-        "dtype": " / ".join(dtypes),
-        "amax": (number(a.amax), number(b.amax)),
-        "moved": f"{moved:+.1f}",
-        "subnormal": (_share(a.subnormal, a), _share(b.subnormal, b)),
-        "non_finite": (number(a.non_finite), number(b.non_finite)),
-    }
-
-
 def _share(count: int, total: Total) -> str:
     alive = total.numel - total.zero - total.non_finite
     return percent(count / alive if alive else 0.0)
-
-
-def _name(tensor: TensorId) -> tuple[str, str, str, str, int]:
-    return (tensor.root, tensor.module, tensor.kind, tensor.name, tensor.call)

@@ -24,7 +24,7 @@ from precdoctor.reporting.live.check import Check
 from precdoctor.reporting.live.picture import Picture
 from precdoctor.reporting.live.screen import Size, finding_line, label_of, screen
 from precdoctor.reporting.live.watcher import OVER, Watcher
-from precdoctor.reporting.text import clean, factor, number, power
+from precdoctor.reporting.text import SERIES, clean, factor, number
 
 #: Longest pause between two checks of the keyboard and of a running diagnosis, in seconds.
 _LONGEST_WAIT = 0.2
@@ -159,12 +159,8 @@ def progress(watcher: Watcher) -> str:
 
 def _values(picture: Picture) -> list[str]:
     words = []
-    for name, title, spell in (
-        ("loss", "loss", number),
-        ("grad_norm", "gradient norm", number),
-        ("loss_scale", "loss scale", power),
-    ):
-        if (value := picture.series[name].last) is not None:
+    for name, (title, _, spell) in SERIES.items():
+        if name != "lr" and (value := picture.series[name].last) is not None:
             words.append(f"{title} {spell(value)}")
     if picture.skipped:
         words.append(f"{number(picture.skipped)} skipped")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.text import Text
@@ -16,19 +15,13 @@ from precdoctor.reporting.live.check import Check
 from precdoctor.reporting.live.picture import Picture, Tensor
 from precdoctor.reporting.live.watcher import Phase, Watcher
 from precdoctor.reporting.rangebar import RangeBar
-from precdoctor.reporting.run_head import command_words
+from precdoctor.reporting.run_head import command_words, run_name
 from precdoctor.reporting.sparkline import sparkline
-from precdoctor.reporting.text import clean, factor, number, power
+from precdoctor.reporting.text import SERIES, clean, factor, number
 
 _STYLES = {Phase.STARTING: "pd.near", Phase.RUNNING: "pd.good", Phase.SILENT: "pd.near", Phase.ENDED: "pd.strong"}
 #: Styles of the sentence on the phase; yellow for phases not listed.
 _SENTENCE_STYLES = {Phase.STARTING: "pd.quiet", Phase.ENDED: "pd.quiet", Phase.DIED: "pd.bad", Phase.GONE: "pd.bad"}
-_SERIES = (
-    ("loss", "loss", False),
-    ("grad_norm", "gradient norm", True),
-    ("loss_scale", "loss scale", True),
-    ("lr", "learning rate", False),
-)
 _SHORT = {**KINDS, "grad_output": "gradient", "weight_grad": "w. gradient"}
 _LABEL, _VALUE = 14, 9
 _MARKS = {"error": "pd.error", "warning": "pd.warning", "info": "pd.info"}
@@ -76,15 +69,9 @@ _PLAIN = str.maketrans({"…": "~", "–": "-"})
 _ROOMY = 20
 
 
-def name_of(path: Path) -> str:
-    """The name of a run directory; its parent's if it is called ``run``."""
-    path = path.resolve()
-    return clean(path.parent.name if path.name == "run" else path.name, 60)
-
-
 def _head(watcher: Watcher, size: Size) -> list[Text]:
     picture, phase = watcher.picture, watcher.phase
-    title = Text.assemble((name_of(watcher.path), "pd.strong"), "  ", (command_words(watcher.info, 200), "pd.quiet"))
+    title = Text.assemble((run_name(watcher.path), "pd.strong"), "  ", (command_words(watcher.info, 200), "pd.quiet"))
     mark = Text(f"{'*' if size.ascii_only else '●'} {phase.value}", _STYLES.get(phase, "pd.error"))
     title.truncate(max(0, size.width - mark.cell_len - 2), overflow="ellipsis", pad=True)
     facts = []
@@ -114,11 +101,10 @@ def _series(picture: Picture, size: Size) -> list[Text]:
     """One line per series: first value, sparkline, last value; then the numbers of skipped and non-finite steps."""
     lines = []
     width = max(8, min(100, size.width - _LABEL - 2 * _VALUE - 4))
-    for name, title, log in _SERIES:
+    for name, (title, log, spell) in SERIES.items():
         values, last = picture.series[name].values, picture.series[name].last
         if last is None or (name == "lr" and min(values) == max(values)):
             continue
-        spell = power if name == "loss_scale" else number
         line = sparkline(values, width, ascii_only=size.ascii_only, log=log)
         lines.append(
             Text.assemble(

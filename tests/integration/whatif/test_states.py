@@ -135,7 +135,9 @@ def test_the_command_answers_in_words_and_in_json(recorded):
         (("--state", "e4m3", "--plan"), "--plan has nothing to act on"),
         pytest.param(("--state", "e4m3", "--format", "fp16"), "--format has nothing to act on", marks=pytest.mark.slow),
         pytest.param(
-            ("--state", "e4m3", "--output-format", "concise"), "--state has no concise output", marks=pytest.mark.slow
+            ("--state", "e4m3", "--output-format", "concise"),
+            "--output-format concise does not go with --state",
+            marks=pytest.mark.slow,
         ),
         (("--state", "e9m9"), "e9m9"),
     ],

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from precdoctor.cli.common import settings_in_force
+from precdoctor.cli.common import rule_options, settings_in_force
 from precdoctor.cli.config import SETTINGS, Settings
 from precdoctor.errors import UsageError
 from precdoctor.recording.options import RecordOptions
@@ -110,6 +110,14 @@ def test_the_gate_does_not_judge_without_its_settings(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="is not used: others can write to it"):
         settings_in_force(whole=True)
+
+
+def test_options_go_to_rules_or_to_regressions_by_code_or_name_in_any_case(tmp_path):
+    names = ("PD201", "pd801", "Underflow-Increased", "lost-weight-updates")
+    (tmp_path / "precdoctor.toml").write_text("".join(f"[rules.{name}]\nx = 1\n" for name in names))
+    found = settings(tmp_path)
+    assert [*rule_options(found)] == ["PD201", "lost-weight-updates"]
+    assert [*rule_options(found, of_regressions=True)] == ["pd801", "Underflow-Increased"]
 
 
 def test_keys_may_be_written_with_underscores_and_rules_keep_theirs(tmp_path):

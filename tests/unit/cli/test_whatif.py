@@ -156,7 +156,7 @@ def test_a_plan(capsys, run, tmp_path):
         (["--scale", "0"], "--scale 0"),
         (["--scale", "-1"], "--scale -1"),
         (["--scale", "2^99999"], "not a number in float64's range"),
-        (["--loss-scale", "many"], "--loss-scale 'many'"),
+        (["--loss-scale", "many"], "--loss-scale: 'many'"),
         (["--kind", "weights"], "did you mean 'weight'"),
         (["--module", "blocks.0.upp"], "did you mean 'blocks.0.up'"),
         (["--steps", "7:"], "in steps 7:"),

@@ -6,15 +6,12 @@ import datetime as dt
 
 import pytest
 
-from precdoctor.comparison.allowances import Allowance, expired_lines, read_allowances
+from precdoctor.comparison.allowances import Allowance, AllowList, read_allowances
 from precdoctor.comparison.gate import gate
-from precdoctor.comparison.regressions import REGRESSIONS
 from precdoctor.diagnosis.claims.finding import Severity
-from precdoctor.diagnosis.registry import RULES
 from precdoctor.errors import UsageError
 from tests.support.training import Training
 
-KNOWN = (*RULES, *REGRESSIONS)
 TODAY = dt.date(2026, 3, 1)
 ENTRY = '[[allow]]\ncode = "PD808"\nreason = "on purpose"\nuntil = 2026-03-01\n'
 
@@ -26,7 +23,7 @@ def allowance(code="PD808", module="*", until=TODAY):
 def read(tmp_path, text):
     file = tmp_path / "allow.toml"
     file.write_text(text)
-    return read_allowances(file, KNOWN)
+    return read_allowances(file)
 
 
 def test_an_entry(tmp_path):
@@ -55,7 +52,7 @@ def test_mistakes_are_told(tmp_path, old, new, words):
         read(tmp_path, ENTRY.replace(old, new))
     assert words in str(caught.value)
     with pytest.raises(UsageError, match="no such allow-list"):
-        read_allowances(tmp_path / "none.toml", KNOWN)
+        read_allowances(tmp_path / "none.toml")
 
 
 @pytest.fixture
@@ -88,4 +85,4 @@ def test_past_its_date_an_entry_fails_even_what_it_never_touched(runs):
     assert report.exit_code == 1
     assert [c.check for c in report.checks if c.fails] == ["PD816 allowance-expired"]
     assert {f.code for f in report.findings} == {"PD816"}
-    assert expired_lines([allowance()], TODAY) == []
+    assert AllowList([allowance()], TODAY).expired_lines() == []

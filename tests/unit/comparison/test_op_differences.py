@@ -142,6 +142,6 @@ def test_the_tree_holds_all_that_reads_what_is_wrong_and_nothing_else():
 
     found = compare_lists(program(fault=False).ops, program(fault=True).ops)
     assert found.origin is not None and found.origin.op.line == 1
-    tree = branches(found, found.origin)
+    tree = branches(found)
     assert [(b.depth, [d.op.line for d in b.ops]) for b in tree] == [(1, [3]), (0, [5, 6, 7])]
     assert tree[1].growth == tree[1].end.error / found.origin.error

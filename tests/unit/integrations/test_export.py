@@ -157,7 +157,7 @@ def test_a_missing_package_is_one_sentence(run, monkeypatch, capsys, tool, extra
     [
         (["RUN"], "name the tool with --to: tensorboard, wandb, csv, parquet", 2),
         (["RUN", "--to", "cvs"], "did you mean 'csv'?", 2),
-        (["RUN", "--to", "csv", "--kind", "outputs"], "there are no 'outputs' tensors; did you mean 'output'?", 2),
+        (["RUN", "--to", "csv", "--kind", "outputs"], "did you mean 'output'?", 2),
         (["RUN", "--to", "csv", "-o", "RUN"], "holds something already", 2),
         (["RUN", "--to", "csv", "-o", "RUN/run.json"], "is a file; name a directory", 2),
         (["RUN", "--to", "csv", "-o", "/proc/nowhere"], "cannot be made", 2),

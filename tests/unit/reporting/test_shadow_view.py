@@ -43,7 +43,7 @@ FULL = {
     "backward": (layers(piece("fc", 99, 12, "weight_grad")), "fc is 99 u off where 4 u is expected, in the gradient"),
     "nothing": (Shadowed("float32", None, (), (), nothing_reduced=(0,)), "This run is FP32 throughout"),
     "refused": (SHARDED, "step 3 could not be compared: it is sharded"),
-    "none": (None, "no step was reached"),
+    "none": (shadow_view.NOTHING, "no step was reached"),
 }  # fmt: skip
 
 

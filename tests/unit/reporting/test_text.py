@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from precdoctor.diagnosis.claims import words
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.reporting.text import LIMIT, clean, clean_block, factor, number, recording_cost, size, spans
+from precdoctor.reporting.text import LIMIT, clean, clean_block, factor, number, recording_cost, spans
 from tests.support.hostile import NAMES
 from tests.support.offenders import check_each
 
@@ -43,7 +43,6 @@ def test_numbers_as_people_read_them():
     assert [number(v) for v in (None, True, 1234567, 12.0, 0.00012345, 65504.0, float("nan"), float("inf"))] == [
         "–", "yes", "1,234,567", "12", "0.0001234", "65504", "nan", "inf",
     ]  # fmt: skip
-    assert [size(v) for v in (0, 1023, 1024, 3 << 20, 5 << 30)] == ["0 B", "1023 B", "1.0 KiB", "3.0 MiB", "5.0 GiB"]
     assert [factor(b) for b in (None, 12.34, -5.06, -0.01)] == ["–", "2^12.3", "2^-5.1", "2^0"]
 
 

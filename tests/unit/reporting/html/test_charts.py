@@ -113,6 +113,8 @@ def test_names_lose_what_all_begin_with_and_keep_the_layer_and_the_end():
     names = [*(f"model.transformer.h.{n}.attn.c_attn" for n in (0, 11)), "model.transformer.ln_f", "lm_head"]
     assert list(elided(names, 40).values()) == names
     assert list(elided(names, 20).values()) == ["…h.0.attn.c_attn", "…h.11.attn.c_attn", "…ln_f", "lm_head"]
+    towers = ["model.text.attn.query", "model.vision.attn.a_projection_with_a_long_name"]
+    assert elided(towers, 30)[towers[0]] == "…text.attn.query", "the names part, and then agree again"
 
 
 @pytest.mark.parametrize("limit", [22, 30, 42])
