@@ -32,7 +32,7 @@ from precdoctor.recording.slots.deferred import CUDA, defer
 from precdoctor.recording.steps.abandoned_attempts import AbandonedAttempts
 from precdoctor.recording.steps.missing_zero_grad import KeptGradients
 from precdoctor.recording.steps.optimizerless_steps import OptimizerlessSteps
-from precdoctor.recording.steps.scaled_losses import PRODUCT, constant_factor
+from precdoctor.recording.steps.scaled_losses import PRODUCT, constant_factor, given_factor
 
 _LOSS = Place("", "", "")
 #: Frames of these packages are skipped when a backward call's line is recorded: the line of their caller says more.
@@ -166,6 +166,9 @@ class BackwardHooks:
                 node = root.grad_fn
                 if node is not None and node.name() == PRODUCT and (factor := constant_factor(root)) is not None:
                     facts.root_factors.append(factor)
+                elif gradients is not None and (factor := given_factor(gradients)) is not None:
+                    facts.root_factors.append(factor)
+                    facts.unscaled_losses.append(len(facts.losses) - 1)
             if recorder.live:
                 name = "" if len(roots) == 1 else str(index)
                 recorder.measure(_LOSS, "loss", name, root)

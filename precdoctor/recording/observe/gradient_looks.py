@@ -15,7 +15,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from precdoctor.recording.model.optimizer_contents import parameters_in_place, p
 from precdoctor.recording.process import attach
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
-from precdoctor.recording.slots.deferred import Deferred
+from precdoctor.recording.slots.deferred import Deferred, defer, read
 from precdoctor.recording.steps.loss_scalers import Scalers
 from precdoctor.recording.steps.sentinel import Look, gradient_sentinel, merged, versions
 
@@ -131,6 +131,34 @@ def _same(some: Sequence[weakref.ref[Tensor]], others: Sequence[weakref.ref[Tens
     return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))
 
 
+class _Clip(NamedTuple):
+    """A clip by norm or value, after it.
+
+    Attributes:
+        step: the attempt that was to come next.
+        limit: largest norm, or largest magnitude.
+        before_unscale: whether the gradients carried the loss scale; None if unknown.
+        norm: of all of them together, before; None for a clip by value, or if torch did not return a plain tensor.
+        gradients: address and version of each, after.
+    """
+
+    step: int
+    limit: float
+    before_unscale: bool | None
+    norm: Tensor | None
+    gradients: tuple[tuple[int, int], ...]
+
+    def undone(self, norm: Deferred) -> Deferred:
+        """Return the norm of some of the gradients before the clip, from that after it; None if unknown.
+
+        ``clip_grad_norm_`` multiplies by ``min(1, limit / (norm + 1e-6))``.
+        """
+        total, limit = None if self.norm is None else defer(self.norm), self.limit
+        if total is None or not limit:
+            return None
+        return lambda: (read(norm) or 0.0) * max(1.0, ((read(total) or 0.0) + 1e-6) / limit)
+
+
 class GradientLooks:
     """Reads the gradients as the optimizer, or clipping before it, gets them.
 
@@ -144,6 +172,8 @@ class GradientLooks:
         self.look: Look | None = None
         self._layouts: static.ByIdentity[torch.optim.Optimizer, Layout] = static.ByIdentity()
         self._clipped = Layout()
+        #: The clips of this attempt; further optimizers that step without another backward pass find theirs here.
+        self._clips: list[_Clip] = []
         #: Whether the optimizer's gradients get no rows on sampled steps, like those of master copies.
         self._has_no_rows = False
 
@@ -152,14 +182,36 @@ class GradientLooks:
         facts = self._recorder.current
         if self._recorder.live:
             self._has_no_rows = facts.gradients_of is None
+        clip = self._clip_of(groups) if self._clips else None
+        if clip is not None:
+            facts.clip_norm, facts.clipped_before_unscale = clip.limit, clip.before_unscale
+            if facts.gradients_of is None and clip.norm is not None:  # what was read at the clip is of all optimizers
+                facts.grad_norm = facts.grad_amax = self.look = None
         if facts.grad_norm is not None or (facts.gradients_of is not None and self.look is not None):
             return
         layout = self._layouts.get(optimizer) or self._layouts.put(optimizer, Layout())
         if facts.gradients_of is None:
             self.look = self._read(parameters_in_place(groups), layout)
+            if clip is not None:
+                facts.grad_norm = clip.undone(facts.grad_norm)
         elif self._recorder.options.on_nonfinite != "observe":  # rows also give the norm, but too late to judge
             whole = gradient_sentinel(parameters_in_place(groups), layout)
             self.look = None if whole is None else Look(whole[1])
+
+    def _clip_of(self, groups: list[dict[str, Any]]) -> _Clip | None:
+        """Return the last clip of all gradients of an optimizer that is about to step.
+
+        None if there was none, or if the facts of the attempt are of it: it has other gradients as well only if there
+        are several optimizers.
+        """
+        recorder, facts = self._recorder, self._recorder.current
+        if recorder.micro_step:  # else no backward pass has run since the last attempt
+            self._clips = [clip for clip in self._clips if clip.step == recorder.step]
+        alone = len(self._clips) < 2 and len(self._layouts) < 2
+        if alone and facts.clip_norm is not None and (facts.grad_norm is not None or facts.gradients_of is not None):
+            return None
+        own = {*versions(parameters_in_place(groups))}
+        return next((clip for clip in reversed(self._clips) if own.issubset(clip.gradients)), None)
 
     def before_further(self, optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
         """Read the gradients of one more optimizer in the same backward pass, without waiting for a GPU."""
@@ -217,29 +269,30 @@ class GradientLooks:
 
     def _clipping(self, original: Callable[..., Any]) -> Callable[..., Any]:
         guard = guarded(self._recorder)
-        note, covered, keep = guard(self._note_clip), guard(self._is_covered), guard(self._keep_after_clip)
+        begins, covered, ended = guard(self._clip_begins), guard(self._is_covered), guard(self._clip_ended)
 
         @functools.wraps(original)
         def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return original(parameters, *args, **kwargs)
             limit = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value"))
+            number = None
             if limit is not None:
                 parameters = list(parameters) if issubclass(type(parameters), _ITERATORS) else parameters
-                note(limit, static.tensors(parameters))
+                number = begins(limit, static.tensors(parameters))
             known = covered(static.tensors(parameters))
             result = original(parameters, *args, **kwargs)
-            if known:
-                keep(static.tensors(parameters))
+            if known or number is not None:
+                ended(static.tensors(parameters), number, result, known)
             return result
 
         return clip
 
-    def _note_clip(self, limit: Any, parameters: list[Tensor]) -> None:
-        """Note the limit of a clip by norm or value, and read the gradients before it."""
-        recorder = self._recorder
+    def _clip_begins(self, limit: Any, parameters: list[Tensor]) -> float | None:
+        """Read the gradients before a clip, and note its limit: return it, or None if it is unknown."""
+        recorder, facts = self._recorder, self._recorder.current
         if recorder.state != "armed":
-            return
+            return None
         if self._in_closure() or not recorder.live or self._has_no_rows or not self._have_rows(parameters):
             self._look_at(parameters, self._clipped)
         else:
@@ -249,10 +302,22 @@ class GradientLooks:
         else:
             number = static.number(limit)
         if number is not None:
-            recorder.current.clip_norm = number
+            facts.clip_norm = number
             # A second clip finds what the first one wrote.
-            early = recorder.current.clipped_before_unscale or self._scalers.still_scaled(parameters)
-            recorder.current.clipped_before_unscale = early
+            facts.clipped_before_unscale = facts.clipped_before_unscale or self._scalers.still_scaled(parameters)
+        return number
+
+    def _clip_ended(self, parameters: list[Tensor], limit: float | None, result: Any, known: bool | None) -> None:
+        """Note a clip, and keep a reading that covers its gradients (``known``): finite ones are still finite."""
+        gradients = versions(parameters)
+        if known and self.look is not None:
+            self.look = Look(self.look.amax, gradients, self.look.late)
+        if limit is None:
+            return
+        step, early = self._recorder.step, self._recorder.current.clipped_before_unscale
+        norm = result if type(result) is Tensor and result.numel() == 1 else None
+        self._clips = [clip for clip in self._clips if clip.step == step]
+        self._clips.append(_Clip(step, limit, early, norm, gradients))
 
     def _note_norm_at_clip(self, parameters: list[Tensor]) -> None:
         """Read the norm at the first clip of a loss scaled by hand: the drain compares it with the gradients' rows."""
@@ -273,8 +338,3 @@ class GradientLooks:
     def _is_covered(self, parameters: list[Tensor]) -> bool:
         """Return whether this step's reading covers these gradients, unchanged."""
         return self.look is not None and self.look.covers(parameters)
-
-    def _keep_after_clip(self, parameters: list[Tensor]) -> None:
-        """Keep the reading after a clip: finite gradients are still finite."""
-        assert self.look is not None, "only called after covered"
-        self.look = Look.at(self.look.amax, parameters, self.look.late)

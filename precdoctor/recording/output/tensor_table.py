@@ -133,6 +133,7 @@ class StepTensors:
         self._non_finite: Bools = (self._head[:, [at.NAN, at.POS_INF, at.NEG_INF]] != 0).any(axis=1)
         self._micro_starts = batch.facts.micro_starts
         self._unscaled_passes = frozenset(batch.facts.unscaled_passes)
+        self._losses_are_unscaled = 0 < len(batch.facts.unscaled_losses) == len(batch.facts.losses)
         self._operands = [(row, e.operand) for row, e in enumerate(entries) if e.operand is not None]
         self._sharpness = [(row, e.sharpness) for row, e in enumerate(entries) if e.sharpness is not None]
 
@@ -230,6 +231,8 @@ class StepTensors:
         known: Bools = np.zeros(self.rows, np.bool_)
         if loss_scale is not None:
             scales[self._of_unscaled_passes()] = 1.0
+            if self._losses_are_unscaled:
+                scales[self.of_kinds("loss")] = 1.0
             known = self.of_kinds(*_SCALED_KINDS) | np.fromiter((e.scaled for e in self._entries), np.bool_, self.rows)
         for row, operand in self._operands:
             value = operand.scale()

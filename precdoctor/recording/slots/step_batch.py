@@ -74,9 +74,10 @@ class StepFacts:
     #: Duration of the deep scan of this step, without the ops themselves; 0 if it was not scanned.
     scan_ns: int = 0
     step_ns: int = 0
-    #: Constant factors found at the root of the backward passes (``loss * 65536``).
+    #: Constant factors found at the root of the backward passes: ``loss * 65536``, ``backward(torch.tensor(65536.0))``.
     root_factors: list[float] = field(default_factory=list)
-    #: Of a step under a scaler: micro-steps known to begin at a loss without its scale, and indices of these losses.
+    #: Of a step under a scaler: micro-steps known to begin at a loss without its scale. Indices of losses without the
+    #: scale: those of these micro-steps, and losses whose backward pass was given the scale instead of 1.
     unscaled_passes: list[int] = field(default_factory=list)
     unscaled_losses: list[int] = field(default_factory=list)
     #: Launch counts per device at the end of each micro-step.

@@ -14,9 +14,10 @@ from typing import Any, Final
 from torch import Tensor
 
 from precdoctor.recording import kernels
-from precdoctor.recording.model import tensor_leaves
+from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.process import attach
 from precdoctor.recording.recorder.step_context import StepContext
+from precdoctor.recording.slots.deferred import defer
 
 #: Most losses remembered between two steps of a scaler, and most results of ``scale`` between two of its updates.
 _MAX_GIVEN = 64
@@ -216,6 +217,18 @@ def constant_factor(root: Tensor) -> float | None:
     """
     node = root.grad_fn
     return _factor(node)[1] if node is not None and node.name() == PRODUCT else None
+
+
+def given_factor(gradients: Any) -> float | None:
+    """Return the number that a backward pass begins with instead of 1 (``loss.backward(torch.tensor(65536.0))``).
+
+    None if there is none, or reading it would wait for a device.
+    """
+    given = static.tensors(gradients)
+    if len(given) != 1 or type(given[0]) is not Tensor or not given[0].is_cpu or given[0].numel() != 1:
+        return None
+    factor = defer(given[0])
+    return factor if isinstance(factor, float) and factor != 1.0 else None
 
 
 def _factor(node: Any) -> tuple[bool, float | None]:

@@ -75,11 +75,67 @@ def test_a_hand_written_scale_is_inferred(zoo):
 
 
 @pytest.mark.parametrize(
+    ("clips", "limits"),
+    [
+        ("nn.utils.clip_grad_norm_(model.parameters(), 0.01)", [0.01, 0.01]),
+        ("nn.utils.clip_grad_norm_(model.parameters(), 0.01, norm_type=float('inf'))", [0.01, 0.01]),
+        (
+            "for i, layer in enumerate(model): nn.utils.clip_grad_norm_(layer.parameters(), 0.01 + 0.01 * i)",
+            [0.01, 0.03],
+        ),
+        ("", [None, None]),
+    ],
+    ids=["together", "by-largest", "each", "none"],
+)
+@pytest.mark.parametrize("gradients", ["loss.backward()", "by_hand(loss)"])
+def test_each_of_several_optimizers_has_its_own_norm_from_before_a_clip(tmp_path, clips, limits, gradients):
+    script(
+        tmp_path,
+        "two.py",
+        f"""
+        import json, torch
+        from torch import nn
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+        optimizers = [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.AdamW(model[2].parameters(), lr=0.01)]
+        def by_hand(loss):
+            for p, g in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters()))):
+                p.grad = g
+        norms = []
+        for _ in range(9):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss = model(torch.randn(4, 8)).square().mean()
+            {gradients}
+            for layer in (model[0], model[2]):
+                norms.append(torch.cat([p.grad.flatten() for p in layer.parameters()]).norm().item())
+            {clips}
+            for optimizer in optimizers:
+                optimizer.step()
+        json.dump(norms, open("norms.json", "w"))
+        """,
+    )
+    steps = precdoctor.open_run(record(tmp_path, "--every", "8", "--", *warm("two.py")).run).steps()
+    norms = json.loads((tmp_path / "norms.json").read_text())
+    assert steps["optimizer"].tolist() == ["SGD#0", "AdamW#0"] * 9
+    assert steps["grad_norm"].tolist() == pytest.approx(norms, rel=1e-3)
+    assert [None if np.isnan(limit) else limit for limit in steps["clip_norm"]] == limits * 9
+    assert not steps["sampled"].all()
+
+
+@pytest.mark.parametrize(
     ("first", "divide", "early"),
     [("clip", "p.grad", True), ("divide", "p.grad", False), ("divide", "p.grad.data", False)],
 )
-@pytest.mark.parametrize("scale", [1024.0, 1000.0])
-def test_norms_of_gradients_scaled_by_hand_are_unscaled_on_all_steps(tmp_path, first, divide, early, scale):
+@pytest.mark.parametrize(
+    ("scale", "backward"),
+    [
+        (1024.0, "(loss * 1024).backward()"),
+        (1000.0, "(loss * 1000).backward()"),
+        (1024.0, "loss.backward(torch.tensor(1024.0))"),
+    ],
+)
+def test_norms_of_gradients_scaled_by_hand_are_unscaled_on_all_steps(tmp_path, first, divide, early, scale, backward):
     script(
         tmp_path,
         "by_hand.py",
@@ -95,7 +151,8 @@ def test_norms_of_gradients_scaled_by_hand_are_unscaled_on_all_steps(tmp_path, f
                 {divide}.div_({scale})
         for _ in range(9):
             optimizer.zero_grad()
-            (nn.functional.mse_loss(model(x), y) * {scale}).backward()
+            loss = nn.functional.mse_loss(model(x), y)
+            {backward}
             {"divide()" if first == "divide" else ""}
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             {"divide()" if first == "clip" else ""}
@@ -106,6 +163,9 @@ def test_norms_of_gradients_scaled_by_hand_are_unscaled_on_all_steps(tmp_path, f
     steps = run.steps()
     assert steps["sampled"].tolist() == [step % 4 == 0 for step in range(9)]
     assert set(steps["loss_scale"]) == {scale}
+    losses = run.tensors(filters=[("kind", "==", "loss")])
+    assert set(losses["scale"]) == {1.0 if "tensor" in backward else scale}
+    assert steps[steps["sampled"]]["loss"].tolist() == pytest.approx((losses["amax"] / losses["scale"]).tolist())
     norms = steps["grad_norm"]
     assert norms.min() > 1.0, "the clip takes effect in either order"
     assert norms.max() < 1.1 * norms.min()
