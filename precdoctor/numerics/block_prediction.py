@@ -95,9 +95,11 @@ def predict_blocks(
         low, high = max(low - slack, at_least, 0.0), min(high + slack, cells.total)
         return Estimate.of(low / n, high / n, guess(statement, points, weights) / n)
 
+    lost = _lost_energy(histogram, scales)
     error, sqnr = from_error(
-        *_squared_relative_error(histogram, scales, fmt.element, limits, slack),
-        _estimated_error((likely, points, weights), units, fmt.element, limits),
+        0.0,
+        min(_most_error(histogram, scales, fmt.element, limits) + lost, 1.0),
+        min(_estimated_error((likely, points, weights), units, fmt.element, limits) + lost, 1.0),
     )
     blocks = max(histogram.amax.total, 1)
     sure, possible = scales.flushed
@@ -213,25 +215,25 @@ def _likely_divisor(f: float, i: int, fmt: BlockFormat, rule: ScaleRule) -> floa
     return ideal * round(steps) / steps
 
 
-def _squared_relative_error(
-    histogram: BlockHistogram, scales: _Scales, element: Format, limits: Limits, slack: float
-) -> tuple[float, float]:
-    """Bound error energy over signal energy, for any assignment of elements to blocks.
+def _most_error(histogram: BlockHistogram, scales: _Scales, element: Format, limits: Limits) -> float:
+    """Bound error energy over signal energy, for any assignment of elements to regular blocks.
 
-    A regular element has a relative error of half an ulp, or the clipping error, or in the subnormal range an absolute
-    error of at most ``flush``. The last adds up to ``size * flush**2`` per block, whose signal is at least its amax
-    squared. Irregular blocks may lose all their elements.
+    An element has a relative error of half an ulp, or the clipping error, or in the subnormal range an absolute error
+    of at most ``flush``. The last adds up to ``size * flush**2`` per block, whose signal is at least its amax squared.
     """
     if not histogram.amax.total:
-        return 0.0, 0.0
+        return 0.0
     relative = max(math.ldexp(1.0, -element.mantissa_bits - 1), 1.0 - element.max / scales.peak[1])
-    regular = relative**2 + histogram.size * (limits.flush / scales.peak[0]) ** 2
-    lost = 0.0
-    if slack:
-        bins = histogram.amax.trimmed()
-        least = math.fsum(b * 4.0 ** (k - bins.lo) for k, b in enumerate(bins.counts.tolist(), bins.lo))
-        lost = math.fsum(b * histogram.size * 4.0 ** (k + 1 - bins.lo) for k, b in scales.irregular) / least
-    return 0.0, min(regular + lost, 1.0)
+    return relative**2 + histogram.size * (limits.flush / scales.peak[0]) ** 2
+
+
+def _lost_energy(histogram: BlockHistogram, scales: _Scales) -> float:
+    """Bound the share of the signal energy in irregular blocks, which may lose all their elements."""
+    if not scales.irregular:
+        return 0.0
+    bins = histogram.amax.trimmed()
+    least = math.fsum(b * 4.0 ** (k - bins.lo) for k, b in enumerate(bins.counts.tolist(), bins.lo))
+    return math.fsum(b * histogram.size * 4.0 ** (k + 1 - bins.lo) for k, b in scales.irregular) / least
 
 
 def _estimated_error(guessed: tuple[Cells, Floats, Floats], units: Floats, element: Format, limits: Limits) -> float:

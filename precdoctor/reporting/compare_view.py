@@ -117,7 +117,8 @@ def _print_drifts(c: Comparison, console: Console) -> None:
         console.print(Padding(_table(moved[:TOP]), (0, 0, 0, 2)))
     most = [d for d in shown if d.typical > _QUIET and d not in moved[:TOP]][:TOP]
     if most:
-        console.print("\nMoved most, median over the steps:")
+        heading = "Of the others, moved most" if moved else "Moved most"
+        console.print(f"\n{heading}, median over the steps:")
         console.print(Padding(_table(most), (0, 0, 0, 2)))
     known = max((d.steps.size for d in c.drifts), default=0)
     if not known:

@@ -11,14 +11,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from precdoctor.diagnosis.claims.words import memory, percent, plural
+from precdoctor.diagnosis.claims.words import memory, module_label, percent, plural, several_models
 from precdoctor.diagnosis.offline.whatif.inference_plan import InferencePlan, TensorPlan
 from precdoctor.diagnosis.offline.whatif.native import not_native
 from precdoctor.diagnosis.offline.whatif.plan import WIDE, ModulePlan, OperandPlan, Plan
 from precdoctor.reporting.json_report import answer_head
 from precdoctor.reporting.run_head import print_head
 from precdoctor.reporting.tables import Name, folded, left, right, table
-from precdoctor.reporting.text import clean, module_label, several_models, tensor_label
+from precdoctor.reporting.text import clean, tensor_label
 from precdoctor.reporting.whatif_report import cache, described
 from precdoctor.reporting.whatif_view import cache_words, decibels
 from precdoctor.runlog.atomic import jsonable

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from precdoctor.diagnosis.analyses.op_dtypes import OpDtypes, Pattern, patterns
 from precdoctor.diagnosis.analyses.scans import Scan
-from precdoctor.diagnosis.claims.words import memory, percent, plural
+from precdoctor.diagnosis.claims.words import memory, module_label, percent, plural
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.run_head import print_ending, print_head
 from precdoctor.reporting.sparkline import sparkline
@@ -23,7 +23,6 @@ from precdoctor.reporting.text import (
     clean,
     factor,
     lost_rows,
-    module_label,
     not_neutral,
     number,
     recording_cost,

@@ -142,16 +142,6 @@ def not_neutral(recorder: Mapping[str, Any]) -> str | None:
     return f"recorded with {', '.join(changed_by)}, which may change the training" if changed_by else None
 
 
-def several_models(places: Iterable[tuple[str, str]]) -> bool:
-    """Return whether modules of several models occur among ``(root, module)``, so that labels must name the root."""
-    return len({root for root, module in places if module}) > 1
-
-
-def module_label(root: str, module: str, *, several: bool) -> str:
-    """The module's FQN, after its root if there are ``several`` models: both halves of a GAN have a ``main.0``."""
-    return f"{root} {module}" if several and module else module or root
-
-
 def tensor_label(module: str, kind: str, name: str) -> str:
     """``blocks.0.attn weight_grad bias``; a name equal to the kind is left out."""
     return " ".join(word for word in (module, kind, "" if name == kind else name) if word)

@@ -13,11 +13,11 @@ from rich.text import Text
 from precdoctor.comparison.loss_gap import LossGap
 from precdoctor.comparison.trial import CastOutcome, GradientRatio, Trial
 from precdoctor.diagnosis.claims.finding import Finding
-from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.claims.words import module_label, percent, plural, several_models
 from precdoctor.diagnosis.offline.whatif.plan_file import Figures
 from precdoctor.reporting.json_report import head
 from precdoctor.reporting.tables import Name, folded, right, table
-from precdoctor.reporting.text import clean, module_label, several_models
+from precdoctor.reporting.text import clean
 from precdoctor.reporting.whatif_report import described
 from precdoctor.reporting.whatif_view import decibels
 from precdoctor.runlog.atomic import jsonable

@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from precdoctor.diagnosis.claims.words import memory, percent, plural
+from precdoctor.diagnosis.claims.words import memory, module_label, percent, plural
 from precdoctor.diagnosis.offline.whatif.cache import LayerCache, cache_of
 from precdoctor.diagnosis.offline.whatif.forecast import Answer, Forecast
 from precdoctor.diagnosis.offline.whatif.native import not_native
@@ -21,7 +21,7 @@ from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.rangebar import RangeBar, range_words
 from precdoctor.reporting.run_head import print_head, run_facts
 from precdoctor.reporting.tables import Name, left, right, table
-from precdoctor.reporting.text import clean, module_label, number, several_models, tensor_label
+from precdoctor.reporting.text import clean, number, tensor_label
 from precdoctor.reporting.whatif_report import together
 
 #: Width from which on scale and headroom are shown.
@@ -69,7 +69,9 @@ def verdict(answer: Answer) -> str:
         head = (
             f"{total - unknown} of {plural(total, 'tensor')} hold" if unknown else f"All {plural(total, 'tensor')} hold"
         )
-    unpredicted = f"; nothing can be predicted for {unknown}" if unknown else ""
+    reasons = {f.unknown for f in answer.unknown}
+    why = f" ({reasons.pop()})" if len(reasons) == 1 else ""
+    unpredicted = f"; nothing can be predicted for {unknown}{why}" if unknown else ""
     return f"{head}{unpredicted}. Target: {target(answer)} {every}."
 
 
@@ -161,16 +163,15 @@ def notes(answer: Answer, run: Mapping[str, Any]) -> Iterator[str]:
     if answer.non_finite:
         yield f"Left out: {plural(answer.non_finite, 'row')} holding a NaN or +Inf."
     unknown = Counter(f.unknown for f in answer.unknown)
-    for why, count in unknown.items():
+    for why, count in unknown.items() if len(unknown) > 1 else ():  # a single reason is in the verdict
         yield f"Not evaluated: {plural(count, 'tensor')}, {why}."
     yield from filter(None, [not_native([recipe], run.get("device"))])
 
 
 def place(forecast: Forecast, answer: Answer) -> str:
     """The label of a tensor: ``blocks.0.attn.q weight_grad bias``."""
-    key, every = forecast.seen.key, (f.seen.key for f in answer.forecasts)
-    module = module_label(key.root, key.module, several=several_models((k.root, k.module) for k in every))
-    return tensor_label(module, key.kind, key.name)
+    key = forecast.seen.key
+    return tensor_label(module_label(key.root, key.module, several=answer.several_models), key.kind, key.name)
 
 
 def _table(answer: Answer, shown: tuple[Forecast, ...], console: Console) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def plural(count: int, noun: str) -> str:
@@ -61,3 +61,13 @@ def percent(fraction: float | None) -> str:
     if abs(value) < 9.95:
         return f"{value:.2g} %"
     return f"{value:,.0f} %"
+
+
+def several_models(places: Iterable[tuple[str, str]]) -> bool:
+    """Return whether modules of several models occur among ``(root, module)``, so that labels must name the root."""
+    return len({root for root, module in places if module}) > 1
+
+
+def module_label(root: str, module: str, *, several: bool) -> str:
+    """The module's FQN, after its root if there are ``several`` models: both halves of a GAN have a ``main.0``."""
+    return f"{root} {module}" if several and module else module or root

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from precdoctor.diagnosis.claims.finding import Location, Phase, Source
-from precdoctor.diagnosis.claims.words import non_finite, plural
+from precdoctor.diagnosis.claims.words import module_label, non_finite, plural, several_models
 from precdoctor.diagnosis.survey.processes import Process
 from precdoctor.errors import UsageError
 from precdoctor.numerics.formats import Format, Kind, format_of_dtype
@@ -285,10 +285,10 @@ def path_evidence(rows: Sequence[TensorRow]) -> list[dict[str, Any]]:
     If they belong to several models, a module's FQN follows its root.
     """
     shown = rows[-PATH_LENGTH:]
-    several = len({row.root for row in shown if row.module}) > 1
+    several = several_models((row.root, row.module) for row in shown)
     return [
         {
-            "module": f"{row.root} {row.module}" if several and row.module else row.module or row.root,
+            "module": module_label(row.root, row.module, several=several),
             "kind": row.kind,
             "name": row.name,
             "dtype": row.dtype,

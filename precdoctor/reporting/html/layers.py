@@ -10,10 +10,11 @@ from itertools import takewhile
 
 from rich.cells import cell_len, set_cell_size
 
+from precdoctor.diagnosis.claims.words import module_label, several_models
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.reporting.html.survey import Survey, TensorId
-from precdoctor.reporting.text import clean, module_label, several_models
+from precdoctor.reporting.text import clean
 from precdoctor.runlog.schema import KINDS
 
 #: Names of the kinds on the page, the most important first.

@@ -107,6 +107,8 @@ def test_scales_of_mx_are_clamped():
         x = np.random.default_rng(0).normal(size=(8, 64)) * size
         for rule in (ScaleRule.FLOOR, ScaleRule.UP):
             check(predicted(x, MXFP8_E4M3, rule), measured(x, MXFP8_E4M3, rule))
+    x = np.random.default_rng(0).normal(size=(8, 64)) * 1e-40  # 2^-133: flushed at the smallest scale, 2^-127
+    assert measured(x, MXFP4, ScaleRule.FLOOR)["error"] == predicted(x, MXFP4, ScaleRule.FLOOR).relative_error.estimate
 
 
 def test_floor_clips_a_few_of_a_gaussian_and_up_none():

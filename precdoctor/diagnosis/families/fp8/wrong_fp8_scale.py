@@ -294,7 +294,7 @@ RULE = Rule(
         **when(_due_to(while_it_lasts, "invalid-amax"), "PD101", "PD102", "PD103", "PD105", "PD106", "PD301"),
         **when(_clips, "PD401"),
         **when(_due_to(same_tensors, "invalid-amax", "held-down"), "PD402"),
-        **when(same_tensors, "PD407"),  # a finding of `left-in` lists no tensors
+        **when(_due_to(same_tensors, "stale", "held-down", "invalid-amax"), "PD407"),
         **when(_due_to(same_module, "stale", "held-down", "invalid-amax"), "PD706"),
     },
     check=check,

@@ -4,7 +4,7 @@ Words of the family:
 
 - An *incident* is a step with a non-finite loss, gradient, weight, buffer or output that no loss scaler handled.
 - The *origin* of an incident is the first recorded tensor that became non-finite (``analyses.origin``).
-- A *replay* is the step run again, op by op (``survey.op_facts``). Its *culprit* is the op that made the first
+- A *replay* is the step run again, op by op (``analyses.op_facts``). Its *culprit* is the op that made the first
   non-finite value, or the first op that read a tensor that was non-finite before the step.
 - A *cause* names why the value became non-finite: ``matmul-overflow``, ``log-of-nonpositive``, ``other`` ...
 - A *prescription* is the change that mends the cause, with the predicted effect of that change.

@@ -32,6 +32,8 @@ from precdoctor.numerics.formats import BF16, FP16, FP32, Format
 
 #: Factor over the clip level (twice the usual norm) from which gradients have exploded: the ``norm_factor`` of PD605.
 _EXPLODED = 2.0
+#: A learning rate from here on is a mistake of its own, of which a tenth is no better: SGD on tiny gradients takes 100.
+_ABSURD_RATE = 1000.0
 #: The condition that a call's arguments have to meet, by cause.
 _CONDITIONS = {
     "division-by-zero": "what {op} divides by must not be 0",
@@ -155,9 +157,11 @@ def lower_rate(view: RunView, incident: Incident) -> Prescription:
     growth = (
         f"amax was {seen[-1].amax:.3g} at step {seen[-1].step}" if seen else "3.4e38 is out of reach of a healthy run"
     )
+    to = lr / 10 if lr and lr < _ABSURD_RATE else None
+    rates = f" from {lr:.3g} to {to:.3g}" if to else f", which is {lr:.3g}," if lr else ""
     return Prescription(
-        title=f"lower the learning rate{f' from {lr:.3g} to {lr / 10:.3g}' if lr else ''} and clip: {growth}",
-        change={"lr": {"from": lr, "to": lr / 10 if lr else None}, "clip_norm": 1.0},
+        title=f"lower the learning rate{rates} and clip: {growth}",
+        change={"lr": {"from": lr, "to": to}, "clip_norm": 1.0},
         predicted={"update_binades": -3.3, "resume_from_step": incident.last_finite},
         snippet=snippets.lower_rate_and_clip(),
     )

@@ -6,10 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from precdoctor.diagnosis.claims.words import several_models
 from precdoctor.diagnosis.offline.whatif.gather import Seen, Selection, gather
 from precdoctor.diagnosis.offline.whatif.keys import TensorKey
 from precdoctor.diagnosis.offline.whatif.recipe import CACHED, GROUPED_KINDS, LOSS_SCALED, Recipe, wider_than
@@ -121,6 +123,11 @@ class Answer:
     @property
     def failing(self) -> tuple[Forecast, ...]:
         return tuple(f for f in self.forecasts if f.holds is False)
+
+    @cached_property
+    def several_models(self) -> bool:
+        """Whether tensors of several models are asked about, so that labels must name the root."""
+        return several_models((f.seen.key.root, f.seen.key.module) for f in self.forecasts)
 
     @property
     def unknown(self) -> tuple[Forecast, ...]:
