@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import time
 import types
 import weakref
@@ -38,6 +39,9 @@ _FEWEST: Final = 32
 #: Time in nanoseconds that the host needs at least to prepare an optimizer's launches. If the rest of the backward pass
 #: is shorter, the early look gains nothing; after so many such steps in a row it is given up.
 _WORTH_NS, _HURRIED = 1_000_000, 3
+#: The clips of an attempt that are told apart. With more, as of scripts that clip each parameter by itself, the norm
+#: between samples is unknown.
+_MOST_CLIPS: Final = 8
 #: Iterators, which can be read once only: a clipping function gets a list instead.
 _ITERATORS: Final = (types.GeneratorType, map, filter, itertools.chain)
 
@@ -159,6 +163,18 @@ class _Clip(NamedTuple):
         return lambda: (read(norm) or 0.0) * max(1.0, ((read(total) or 0.0) + 1e-6) / limit)
 
 
+def _norm_before(parts: list[tuple[_Clip | None, list[Tensor]]]) -> Deferred:
+    """Return the norm of some gradients from before their clips; None if it is unknown."""
+    norms = []
+    for clip, parameters in parts:
+        if (found := gradient_sentinel(parameters)) is None:
+            continue
+        if (norm := found[0] if clip is None else clip.undone(found[0])) is None:
+            return None
+        norms.append(norm)
+    return lambda: math.hypot(*(read(norm) or 0.0 for norm in norms))
+
+
 class GradientLooks:
     """Reads the gradients as the optimizer, or clipping before it, gets them.
 
@@ -182,36 +198,43 @@ class GradientLooks:
         facts = self._recorder.current
         if self._recorder.live:
             self._has_no_rows = facts.gradients_of is None
-        clip = self._clip_of(groups) if self._clips else None
-        if clip is not None:
-            facts.clip_norm, facts.clipped_before_unscale = clip.limit, clip.before_unscale
-            if facts.gradients_of is None and clip.norm is not None:  # what was read at the clip is of all optimizers
-                facts.grad_norm = facts.grad_amax = self.look = None
+        clipped = self._clipped_apart(groups) if self._clips else None
+        if clipped is not None and facts.gradients_of is None:
+            facts.grad_norm = facts.grad_amax = self.look = None
         if facts.grad_norm is not None or (facts.gradients_of is not None and self.look is not None):
             return
         layout = self._layouts.get(optimizer) or self._layouts.put(optimizer, Layout())
         if facts.gradients_of is None:
             self.look = self._read(parameters_in_place(groups), layout)
-            if clip is not None:
-                facts.grad_norm = clip.undone(facts.grad_norm)
+            if clipped is not None:
+                facts.grad_norm = _norm_before(clipped)
         elif self._recorder.options.on_nonfinite != "observe":  # rows also give the norm, but too late to judge
             whole = gradient_sentinel(parameters_in_place(groups), layout)
             self.look = None if whole is None else Look(whole[1])
 
-    def _clip_of(self, groups: list[dict[str, Any]]) -> _Clip | None:
-        """Return the last clip of all gradients of an optimizer that is about to step.
+    def _clipped_apart(self, groups: list[dict[str, Any]]) -> list[tuple[_Clip | None, list[Tensor]]] | None:
+        """Return the parameters of an optimizer that is about to step, each part with its clip, or None for no clip.
 
-        None if there was none, or if the facts of the attempt are of it: it has other gradients as well only if there
-        are several optimizers.
+        Set the facts of the attempt to the last of these clips. None if the facts are right as they are: no clip, or
+        one of all gradients, and no other optimizer, whose gradients it could have had as well.
         """
         recorder, facts = self._recorder, self._recorder.current
         if recorder.micro_step:  # else no backward pass has run since the last attempt
             self._clips = [clip for clip in self._clips if clip.step == recorder.step]
-        alone = len(self._clips) < 2 and len(self._layouts) < 2
-        if alone and facts.clip_norm is not None and (facts.grad_norm is not None or facts.gradients_of is not None):
+        parameters = parameters_in_place(groups)
+        known = facts.clip_norm is not None and (facts.grad_norm is not None or facts.gradients_of is not None)
+        alone = len(self._clips) == 1 and len(self._layouts) < 2
+        if not self._clips or (known and alone and len(self._clips[0].gradients) >= len(parameters)):
             return None
-        own = {*versions(parameters_in_place(groups))}
-        return next((clip for clip in reversed(self._clips) if own.issubset(clip.gradients)), None)
+        parts: dict[int, list[Tensor]] = {}
+        last = {gradient: i for i, clip in enumerate(self._clips) for gradient in clip.gradients}
+        for parameter in parameters:
+            if gradient := versions([parameter]):
+                parts.setdefault(last.get(gradient[0], -1), []).append(parameter)
+        if max(parts, default=-1) < 0:  # clips of others, or these gradients were written to since
+            return None
+        facts.clip_norm, facts.clipped_before_unscale = self._clips[max(parts)][1:3]
+        return [(self._clips[i] if i >= 0 else None, part) for i, part in parts.items()]
 
     def before_further(self, optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
         """Read the gradients of one more optimizer in the same backward pass, without waiting for a GPU."""
@@ -312,11 +335,14 @@ class GradientLooks:
         gradients = versions(parameters)
         if known and self.look is not None:
             self.look = Look(self.look.amax, gradients, self.look.late)
-        if limit is None:
+        if limit is None or self._recorder.capture.runs:  # a graph keeps its own memory alive
             return
         step, early = self._recorder.step, self._recorder.current.clipped_before_unscale
         norm = result if type(result) is Tensor and result.numel() == 1 else None
         self._clips = [clip for clip in self._clips if clip.step == step]
+        if len(self._clips) == _MOST_CLIPS:
+            together = itertools.chain.from_iterable(clip.gradients for clip in self._clips)
+            self._clips, norm, gradients = [], None, (*together, *gradients)
         self._clips.append(_Clip(step, limit, early, norm, gradients))
 
     def _note_norm_at_clip(self, parameters: list[Tensor]) -> None:
