@@ -157,22 +157,20 @@ class _Clip(NamedTuple):
 
         ``clip_grad_norm_`` multiplies by ``min(1, limit / (norm + 1e-6))``.
         """
-        total, limit = None if self.norm is None else defer(self.norm), self.limit
+        total, limit = None if self.norm is None else defer(self.norm, by_drain=True), self.limit
         if total is None or not limit:
             return None
         return lambda: (read(norm) or 0.0) * max(1.0, ((read(total) or 0.0) + 1e-6) / limit)
 
 
-def _norm_before(parts: list[tuple[_Clip | None, list[Tensor]]]) -> Deferred:
-    """Return the norm of some gradients from before their clips; None if it is unknown."""
-    norms = []
-    for clip, parameters in parts:
-        if (found := gradient_sentinel(parameters)) is None:
-            continue
-        if (norm := found[0] if clip is None else clip.undone(found[0])) is None:
-            return None
-        norms.append(norm)
-    return lambda: math.hypot(*(read(norm) or 0.0 for norm in norms))
+def _norm_before(parts: list[tuple[_Clip | None, list[Tensor]]], norm: Deferred) -> Deferred:
+    """Return the norm of gradients from before the clips of their ``parts``, from that after; None if it is unknown."""
+    norms = [norm]
+    if len(parts) > 1:
+        looks = [gradient_sentinel(parameters, by_drain=True) for _, parameters in parts]
+        norms = [None if look is None else look[0] for look in looks]
+    before = [part if clip is None else clip.undone(part) for (clip, _), part in zip(parts, norms, strict=True)]
+    return None if None in before else lambda: math.hypot(*(read(part) or 0.0 for part in before))
 
 
 class GradientLooks:
@@ -207,7 +205,7 @@ class GradientLooks:
         if facts.gradients_of is None:
             self.look = self._read(parameters_in_place(groups), layout)
             if clipped is not None:
-                facts.grad_norm = _norm_before(clipped)
+                facts.grad_norm = _norm_before(clipped, facts.grad_norm)
         elif self._recorder.options.on_nonfinite != "observe":  # rows also give the norm, but too late to judge
             whole = gradient_sentinel(parameters_in_place(groups), layout)
             self.look = None if whole is None else Look(whole[1])

@@ -84,12 +84,15 @@ def amax(tensors: Iterable[Tensor], known: Layout | None = None) -> Deferred:
         return defer(_largest(dense))
 
 
-def gradient_sentinel(parameters: Iterable[Tensor], known: Layout | None = None) -> tuple[Deferred, Deferred] | None:
+def gradient_sentinel(
+    parameters: Iterable[Tensor], known: Layout | None = None, *, by_drain: bool = False
+) -> tuple[Deferred, Deferred] | None:
     """Return L2 norm and amax of the parameters' gradients, without waiting for a device.
 
     Args:
         parameters: of one optimizer, with the gradients as the backward pass left them.
         known: layout of the gradients at the last call; updated.
+        by_drain: only the drain waits for the numbers, see :func:`defer`; without ``known``.
 
     Returns:
         Two numbers that may still be on their way; amax is finite if and only if all gradients are. None without any.
@@ -108,7 +111,7 @@ def gradient_sentinel(parameters: Iterable[Tensor], known: Layout | None = None)
             known.learn(gradients)
             found = known.look(gradients) if found is None else found
     if found is None:
-        return _gradient_sentinel(gradients)
+        return _gradient_sentinel(gradients, by_drain=by_drain)
     return _arriving(found) if isinstance(found, Tensor) else (math.sqrt(found[1]), found[0])
 
 
@@ -133,7 +136,7 @@ def _worst(values: Sequence[float]) -> float:
     return math.nan if any(map(math.isnan, values)) else max(values)
 
 
-def _gradient_sentinel(gradients: list[Tensor]) -> tuple[Deferred, Deferred] | None:
+def _gradient_sentinel(gradients: list[Tensor], *, by_drain: bool) -> tuple[Deferred, Deferred] | None:
     """Return L2 norm and amax of gradients that the fast paths do not take."""
     dense = list(tensor_leaves.all_plain(gradients))
     if not dense:
@@ -143,7 +146,8 @@ def _gradient_sentinel(gradients: list[Tensor]) -> tuple[Deferred, Deferred] | N
     with kernels.apart_from_user_modes():
         if dense[0].is_cpu:
             dense = _joined([g if g.dtype in {torch.float32, torch.float64} else g.to(torch.float32) for g in dense])
-        return defer(torch.linalg.vector_norm(_norms(dense, 2.0))), defer(_largest(dense))
+        norm = defer(torch.linalg.vector_norm(_norms(dense, 2.0)), by_drain=by_drain)
+        return norm, defer(_largest(dense), by_drain=by_drain)
 
 
 def merged(one: tuple[Deferred, Deferred], other: tuple[Deferred, Deferred]) -> tuple[Deferred, Deferred]:
