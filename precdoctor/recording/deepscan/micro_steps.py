@@ -14,7 +14,7 @@ from torch import Tensor
 
 from precdoctor.recording.deepscan.scan_facts import Event, Findings
 from precdoctor.recording.deepscan.targets import Targets
-from precdoctor.recording.ops.dispatched_ops import tensors_in
+from precdoctor.recording.ops.dispatched_ops import storage_key, tensors_in
 from precdoctor.recording.ops.source_lines import innermost_user_line, line_columns
 from precdoctor.recording.ops.storage_notes import Notes
 
@@ -56,9 +56,10 @@ class MicroSteps:
         self._note_late_use(args)
         kept = users and any(map(self._is_made, tensors_in(args[1:] if within else args)))
         self._exported |= kept and name == "detach"
-        old = users and (within or name == "detach")  # memory that was there before, such as a weight's
+        old = users and within  # memory that was there before, such as a weight's
+        given = () if within else {storage_key(x) for x in tensors_in(args)}  # a view of an activation makes nothing
         for x in tensors_in(args[:1] if within else result) if len(self._made) < _MAX_MADE else ():
-            if kept or not (old or self._is_made(x)):
+            if kept or not (old or self._is_made(x) or storage_key(x) in given):
                 self._made.put(x, kept)
 
     def _is_made(self, x: Tensor) -> bool:

@@ -815,6 +815,35 @@ def test_gradients_of_a_micro_step_that_nobody_reads_before_they_are_gone(tmp_pa
     assert all(s.line for s in found)
 
 
+TWO_LOSSES = """
+import torch
+from torch import nn
+
+trunk = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU())
+heads = nn.ModuleList([nn.Linear(16, 4), nn.Linear(16, 4)])
+optimizer = torch.optim.SGD([*trunk.parameters(), *heads.parameters()], 0.1)
+for _ in range(3):
+    shared = trunk(torch.randn(16, 8))
+    first, second = (head(shared).square().mean() for head in heads)
+    optimizer.zero_grad()
+    first.backward(retain_graph=True)
+    {between}
+    second.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("between", ["optimizer.zero_grad()", "pass"])
+def test_gradients_of_the_first_of_two_losses_of_one_forward_pass(tmp_path, between):
+    """The second pass reads the activations that the first one read: these are no gradients that somebody keeps."""
+    script(tmp_path, "micro.py", TWO_LOSSES.format(between=between))
+    done = record(tmp_path, "--strict", "--deep-scan", "2", "--", *warm("micro.py"))
+    assert done.status == 0, done.err
+    events = precdoctor.open_run(done.run).events()
+    found = [d for d in map(json.loads, events["data"][events["event"] == "scan"]) if d["kind"] == "dropped"]
+    assert [d["weights"] for d in found] == ([] if between == "pass" else [6, 6])
+
+
 LAYER, BIAS, WEIGHT = (f"net.{on}_hook" for on in (
     "register_full_backward", "bias.register_post_accumulate_grad", "weight.register"))  # fmt: skip
 HOOKS = {

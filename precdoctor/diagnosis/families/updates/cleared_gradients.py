@@ -115,21 +115,35 @@ def check(view: RunView, options: Options) -> Checked:
                 continue
             finding = _finding(starved, own.size, _optimizer_of(view, starved), options)
             return Checked([finding], f"{plural(len(starved), 'step')} without a gradient for the optimizer")
-    if (held := untrained(view, rows, gradients, options["min_steps"])) is not None:
-        return Checked([_held_finding(held, options)], f"{plural(len(held.weights), 'weight')} without an update")
+    held = untrained(view, rows, gradients, options["min_steps"])
+    if held is not None and held.meant:
+        return _held(held, options)
+    if (found := _unheld(view, rows, gradients, options)) is not None:
+        return found
+    dropped = check_facts(view, ("dropped",), lambda _: 1.0, lambda g: _dropped_finding(view, g), seen="",
+                          keep=lambda g: g.stands)  # fmt: skip
+    if dropped.findings:
+        return Checked(dropped.findings, f"{plural(len(facts(view, 'dropped')), 'scan')} saw gradients dropped")
+    if held is not None:  # a note, unless the gradients of a whole backward pass were dropped
+        return _held(held, options)
+    if steps.empty:
+        return Checked.not_applicable("no sampled step made a weight gradient")
+    return Checked((), f"the optimizer got gradients on {plural(len(steps), 'step')}, or the weights moved")
+
+
+def _held(held: Untrained, options: Options) -> Checked:
+    return Checked([_held_finding(held, options)], f"{plural(len(held.weights), 'weight')} without an update")
+
+
+def _unheld(view: RunView, rows: pd.DataFrame, gradients: pd.DataFrame, options: Options) -> Checked | None:
+    """Find weights that no optimizer holds because they were replaced, or unfrozen; None if there are none."""
     for process in view.processes:
         for unheld in (replaced_weights(view, process), unfrozen_weights(view, process, rows)):
             ungiven = _not_given(rows, gradients) if unheld.weights else gradients
             if (found := unheld_finding(RULE, process, unheld, ungiven, options)) is not None:
                 unfrozen = "" if unheld.optimizer else " unfrozen,"
                 return Checked([found], f"{plural(len(unheld.weights), 'weight')}{unfrozen} in no optimizer")
-    dropped = check_facts(view, ("dropped",), lambda _: 1.0, lambda g: _dropped_finding(view, g), seen="",
-                          keep=lambda g: g.stands)  # fmt: skip
-    if dropped.findings:
-        return Checked(dropped.findings, f"{plural(len(facts(view, 'dropped')), 'scan')} saw gradients dropped")
-    if steps.empty:
-        return Checked.not_applicable("no sampled step made a weight gradient")
-    return Checked((), f"the optimizer got gradients on {plural(len(steps), 'step')}, or the weights moved")
+    return None
 
 
 def _rows(view: RunView) -> pd.DataFrame:
