@@ -13,7 +13,7 @@ _FURTHEST = {
     "transform": "a model was called inside torch.func, where tensors and gradients cannot be followed, and neither "
     "`backward` nor an optimizer of torch's ran outside of it",
     "model": "a model was called, but no backward pass and no optimizer step was seen; "
-    "`precdoctor record --inference` records such runs",
+    "`precdoctor record --inference` records runs that only call models",
     "torch": "torch was imported, but no module was ever called and no optimizer stepped",
     "boot": "the command never imported torch",
 }

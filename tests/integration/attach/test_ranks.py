@@ -350,7 +350,7 @@ def test_a_run_without_training_says_what_would_record_it(server):
     assert run.said == [
         (
             "nothing was recorded: a model was called, but no backward pass and no optimizer step was seen; "
-            "`precdoctor record --inference` records such runs"
+            "`precdoctor record --inference` records runs that only call models"
         )
     ]
     notes = [json.loads(line)["event"] for line in (run.run / ATTACH_FILE).read_text().splitlines()]

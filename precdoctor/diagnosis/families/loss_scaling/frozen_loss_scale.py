@@ -128,6 +128,7 @@ def _finding(view: RunView, process: Process, steps: Sequence[StepFacts], option
     root, module = module_of_optimizer(view, process, owners.pop()) if len(owners) == 1 else (None, "")
     if module:
         message += f" All are steps of the optimizer of `{module}`."
+    gain = f"clean steps counted 0 -> {clean}" if clean else f"loss scale after an overflow {scale:g} -> {scale / 2:g}"
     return RULE.finding(
         severity=Severity.ERROR if skipped else Severity.WARNING,
         confidence=0.95 if skipped else 0.9,
@@ -146,7 +147,7 @@ def _finding(view: RunView, process: Process, steps: Sequence[StepFacts], option
             "confidence_reason": "the scaler's own counter was read on every step",
         },
         prescription=Prescription(
-            title=f"one scaler, updated after every step: clean steps counted 0 -> {clean}",
+            title=f"one scaler, updated after every step: {gain}",
             change={"scaler_update": {"from": "never", "to": "after every step"}},
             predicted={
                 "clean_steps_counted": {"from": 0, "to": clean},

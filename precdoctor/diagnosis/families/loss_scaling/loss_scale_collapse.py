@@ -108,7 +108,9 @@ def check(view: RunView, options: Options) -> Checked:
     """At most one finding: the worst collapse of any process."""
     histories = [_ScaleHistory(p, steps, after_calibration(steps)) for p, steps in scaled_steps(view)]
     if not histories:
-        return Checked.not_applicable("no loss scale: neither a GradScaler nor scaling by hand was seen")
+        return Checked.not_applicable(
+            "no loss scale: neither a GradScaler nor scaling by hand, undone before the step, was seen"
+        )
     collapses = [(c, found) for c in histories if (found := _find_collapse(view, c, options)) is not None]
     seen = f"the loss scale of {plural(len(histories[0].steps), 'step')}"
     if not collapses:

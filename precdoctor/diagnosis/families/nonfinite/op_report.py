@@ -41,7 +41,7 @@ _EXTERNAL_WORDS = {
 _ROLE_WORDS = {"target": "the target", "weight": "the weight of the loss function", "pos_weight": "`pos_weight`"}
 _REPRODUCED_WORDS = {
     "bit-for-bit": "and its outputs equal the run's bit for bit",
-    "in-kind": "with the same kind of result, not bit for bit",
+    "in-kind": "with the same kind of result, not shown to be equal bit for bit",
 }
 
 
@@ -363,7 +363,8 @@ def _poison_words(incident: Incident) -> str:
 
 def _replay_words(replay: Replay) -> str:
     """Sentences on how far the replay differs from the run; empty if it is bit for bit the same."""
-    words = "" if replay.reproduced == "bit-for-bit" else " The replay gave the same kind of values, not bit for bit."
+    words = " The replay gave the same kind of values; that they are equal bit for bit was not shown."
+    words = "" if replay.reproduced == "bit-for-bit" else words
     if replay.changed_arguments:
         names = ", ".join(f"`{n}`" for n in replay.changed_arguments)
         words += f" The script changed the batch in place after the call ({names}), so the replay saw other values."
