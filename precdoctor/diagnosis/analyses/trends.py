@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,8 @@ _MIN_POINTS = 8
 _ERRORS = 2.0
 #: Factor between the ends of a forecast above which it is wide; fewest fitted points of a trend that is not short.
 _WIDE, _LONG = 4.0, 24
+#: Factor by which the squared residuals of two constants are less than those of the line if the series jumped once.
+_JUMP = 4.0
 
 
 class Forecast(NamedTuple):
@@ -51,6 +53,7 @@ class Trend:
         level: the line's value at the last step: log2 of an amax.
         points: number of fitted points.
         first, last: first and last fitted step.
+        jumped: whether two constants, one up to some step and one from there on, fit far better than the line.
     """
 
     slope: float
@@ -62,11 +65,12 @@ class Trend:
     points: int
     first: int
     last: int
+    jumped: bool
 
     @property
     def rises(self) -> bool:
-        """Whether the slope is certainly positive, and at least half of the slope over all steps."""
-        return self.low > 0.0 and self.slope >= 0.5 * self.overall
+        """Whether the slope is certainly positive, at least half of the slope over all steps, and no single jump."""
+        return self.low > 0.0 and self.slope >= 0.5 * self.overall and not self.jumped
 
     @property
     def is_short(self) -> bool:
@@ -99,4 +103,13 @@ def fit(points: Sequence[tuple[int, float]]) -> Trend | None:
     margin = _ERRORS * error
     last = float(x[-1])
     return Trend(slope, slope - margin, slope + margin, overall, slope * (last - float(x[0])), slope * last + start, n,
-                 int(x[0]), int(last))  # fmt: skip
+                 int(x[0]), int(last), _JUMP * _two_levels(z) < energy)  # fmt: skip
+
+
+def _two_levels(y: np.ndarray[Any, Any]) -> float:
+    """Return the least sum of squared residuals of two constants, one for a first part of ``y`` and one for the rest.
+
+    Each part has at least two points: one outlier at an end is no level.
+    """
+    return min(float(((y[:i] - y[:i].mean()) ** 2).sum() + ((y[i:] - y[i:].mean()) ** 2).sum())
+               for i in range(2, y.size - 1))  # fmt: skip

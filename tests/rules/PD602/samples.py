@@ -32,6 +32,11 @@ def wobbles() -> Training:
     return amax(lambda s: 9_000.0 + 2_500.0 * ((s * 7) % 5 - 2) / 2)
 
 
+def jumps_once() -> Training:
+    """Other data from step 16 on: four binades at once, and level before and after."""
+    return amax(lambda s: (2_000.0 if s < 16 else 32_000.0) * (1.0 + 0.02 * ((s * 7) % 5 - 2)))
+
+
 def far_ahead() -> Training:
     """A binade in a hundred steps seen for 24."""
     return amax(lambda s: 4_000.0 * 2.0 ** (s / 100))
@@ -105,7 +110,7 @@ FIRING = {
 HEALTHY = {
     f.__name__: f
     for f in (
-        levels_off, small, wobbles, far_ahead, in_bf16, large_from_the_start, no_softmax_reads_it, below_a_nat,
-        multiplied_a_little, multiplied_once,
+        levels_off, small, wobbles, jumps_once, far_ahead, in_bf16, large_from_the_start, no_softmax_reads_it,
+        below_a_nat, multiplied_a_little, multiplied_once,
     )
 }  # fmt: skip

@@ -25,9 +25,10 @@ PAGE = RulePage(
 Inputs and outputs of modules whose largest magnitude grows exponentially and is already within `max_headroom` binades
 of the largest number of their format. The rule fits a straight line through log2(amax) over the newer half of the
 recorded steps. Its slope must be above zero with 95 % certainty (for residuals autocorrelated at lag one) and at least
-half the slope of the whole run, and the line must have climbed `min_growth` binades. The forecast is the headroom over
-the slope, and its interval comes from the slope's. It may look ahead at most `horizon` times the recorded steps: the
-fast growth of the first steps of any run levels off.
+half the slope of the whole run, and the line must have climbed `min_growth` binades. A series that jumped once, so that
+two constants fit it far better than the line, has no trend. The forecast is the headroom over the slope, and its
+interval comes from the slope's. It may look ahead at most `horizon` times the recorded steps: the fast growth of the
+first steps of any run levels off.
 
 Logits have their own limit, far below the format's largest number. The operand of a softmax in BF16 or FP16 counts if
 it has grown to `logit_growth` times its initial size and its neighbours in the format are at least `logit_spacing`
