@@ -39,7 +39,7 @@ _FEWEST: Final = 32
 #: Time in nanoseconds that the host needs at least to prepare an optimizer's launches. If the rest of the backward pass
 #: is shorter, the early look gains nothing; after so many such steps in a row it is given up.
 _WORTH_NS, _HURRIED = 1_000_000, 3
-#: The clips of an attempt that are told apart. With more, as of scripts that clip each parameter by itself, the norm
+#: The clips of an attempt that are kept apart. With more, as of scripts that clip each parameter by itself, the norm
 #: between samples is unknown.
 _MOST_CLIPS: Final = 8
 #: Iterators, which can be read once only: a clipping function gets a list instead.
