@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+
+from precdoctor.numerics.arrays import Floats
 
 #: Fewest points that are fitted: four in the newer half.
 _MIN_POINTS = 8
@@ -106,7 +108,7 @@ def fit(points: Sequence[tuple[int, float]]) -> Trend | None:
                  int(x[0]), int(last), _JUMP * _two_levels(z) < energy)  # fmt: skip
 
 
-def _two_levels(y: np.ndarray[Any, Any]) -> float:
+def _two_levels(y: Floats) -> float:
     """Return the least sum of squared residuals of two constants, one for a first part of ``y`` and one for the rest.
 
     Each part has at least two points: one outlier at an end is no level.

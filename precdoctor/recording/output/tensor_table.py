@@ -133,7 +133,7 @@ class StepTensors:
         self._non_finite: Bools = (self._head[:, [at.NAN, at.POS_INF, at.NEG_INF]] != 0).any(axis=1)
         self._micro_starts = batch.facts.micro_starts
         self._unscaled_passes = frozenset(batch.facts.unscaled_passes)
-        self._losses_are_unscaled = 0 < len(batch.facts.unscaled_losses) == len(batch.facts.losses)
+        self._losses_are_unscaled = 0 < len({*batch.facts.unscaled_losses}) == len(batch.facts.losses)
         self._operands = [(row, e.operand) for row, e in enumerate(entries) if e.operand is not None]
         self._sharpness = [(row, e.sharpness) for row, e in enumerate(entries) if e.sharpness is not None]
 

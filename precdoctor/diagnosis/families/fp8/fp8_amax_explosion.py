@@ -29,11 +29,12 @@ PAGE = RulePage(
     finds="""
 Operands of FP8 casts whose unscaled amax grows exponentially while their bulk stays behind. Amax must grow by
 `min_growth` binades over the newer half of the recorded steps, on a line through log2(amax) with a slope above zero
-(95 % certainty) that is at least half that of the whole run. A scale that follows amax takes the format along, so the
-distance between amax and the magnitude below which the allowed share of the elements lies must also grow. Its line must
-reach the range of the format (18.8 binades in E4M3, 32.8 in E5M2, from the largest number down to the flush limit)
-within `horizon` times the recorded steps. PD402, PD403 and PD408 report operands that are already above the limit,
-PD602 growth towards the limit of a 16-bit format, PD603 gradients that grow with the loss.
+(95 % certainty) that is at least half that of the whole run, and without a single jump that two constants fit better. A
+scale that follows amax takes the format along, so the distance between amax and the magnitude below which the allowed
+share of the elements lies must also grow. Its line must reach the range of the format (18.8 binades in E4M3, 32.8 in
+E5M2, from the largest number down to the flush limit) within `horizon` times the recorded steps. PD402, PD403 and PD408
+report operands that are already above the limit, PD602 growth towards the limit of a 16-bit format, PD603 gradients
+that grow with the loss.
 """,
     matters="""
 Outliers that amplify themselves (gated products, attention logits, an output layer without weight decay) have ended

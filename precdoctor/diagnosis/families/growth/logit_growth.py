@@ -38,8 +38,8 @@ The rule reports three states:
 - *large*: logits above their limit on most of the newest recorded steps, and at least `growth` times their first size;
   attention logits also without growth, if at least `one_hot_heads` of the heads are as good as one-hot;
 - *growing*: attention or router logits above `near` of their limit that rise on a straight line in log2 over the newer
-  half of the steps, by at least a binade and without slackening, and reach the limit within `horizon` times the
-  recorded steps;
+  half of the steps, by at least a binade, in more than a single jump and without slackening, and reach the limit within
+  `horizon` times the recorded steps;
 - *collapsed*: the entropy of at least `one_hot_heads` of all heads of a layer has fallen below 5 % of the logarithm of
   the number of keys, from more than 20 % in the first steps, with logits above half their limit.
 

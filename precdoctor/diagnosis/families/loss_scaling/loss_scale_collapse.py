@@ -109,7 +109,7 @@ def check(view: RunView, options: Options) -> Checked:
     histories = [_ScaleHistory(p, steps, after_calibration(steps)) for p, steps in scaled_steps(view)]
     if not histories:
         return Checked.not_applicable(
-            "no loss scale: neither a GradScaler nor scaling by hand, undone before the step, was seen"
+            "no loss scale was seen: no GradScaler, and no scaling by hand that is undone before the step"
         )
     collapses = [(c, found) for c in histories if (found := _find_collapse(view, c, options)) is not None]
     seen = f"the loss scale of {plural(len(histories[0].steps), 'step')}"
